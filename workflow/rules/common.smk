@@ -1,0 +1,62 @@
+"""Settings, device and helpers that every rule file uses. No rule stands here."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+ROOT = Path(workflow.basedir)
+sys.path.insert(0, str(ROOT / "src"))
+
+from curvature_gap import workflow_support
+from curvature_gap.settings import SettingsError, load_settings
+
+try:
+    SETTINGS = load_settings(config, ROOT / "workflow/schemas/config.schema.yaml")
+    DEVICE = workflow_support.device(SETTINGS["device"])
+except SettingsError as error:
+    raise WorkflowError(f"config/config.yaml cannot be run:\n{error}")
+
+PRESET = SETTINGS["preset"]
+RESULTS = f"results/{PRESET}"
+DATASETS = SETTINGS["datasets"]
+# Part of every cached rule's params: without conda, a cache key would know no software version.
+LOCK_HASH = hashlib.sha256((ROOT / "envs/requirements.lock").read_bytes()).hexdigest()[:16]
+ENVIRONMENT = "../../envs/curvature-gap.yaml"
+GPUS_PER_JOB = 1 if DEVICE == "cuda" else 0
+
+# One machine's limits. They bind local runs only; a cluster's scheduler knows its own.
+workflow.register_resource("gpu", workflow_support.n_gpus()) if DEVICE == "cuda" else None
+
+
+wildcard_constraints:
+    dataset="[A-Za-z][A-Za-z0-9-]*",
+    run=r"[A-Za-z][A-Za-z0-9-]*_seed\d+(_\w+)?",
+    seed=r"\d+",
+    stage=r"init|trained|step_\d{5}",
+
+
+def code(script):
+    """Return the package files that a script of workflow/scripts imports, directly or not.
+
+    Snakemake tracks a rule's script but not what the script imports; as inputs, an edited theorem reruns its checks
+    and leaves the models alone.
+    """
+    return workflow_support.package_files(ROOT / "workflow/scripts" / f"{script}.py", ROOT / "src", start=ROOT)
+
+
+def runs(dataset):
+    return [f"{dataset}_seed{seed}" for seed in DATASETS[dataset]["seeds"]]
+
+
+def dataset_of(run):
+    return run.split("_seed")[0]
+
+
+def timing(rule_name, *wildcards):
+    return "/".join([RESULTS, "timings", rule_name, *wildcards]) + ".json"
+
+
+def log_file(rule_name, *wildcards):
+    return "/".join([RESULTS, "logs", rule_name, *wildcards]) + ".log"

@@ -1,0 +1,91 @@
+"""Exact Hessians on the fixed batch, at initialisation and after training, and the norms of their blocks."""
+
+HESSIAN_DATASETS = [name for name in DATASETS if "hessian" in DATASETS[name]]
+HESSIAN_RUNS = [run for name in HESSIAN_DATASETS for run in runs(name)]
+
+
+def hessian(run, stage):
+    return f"{RESULTS}/hessians/{run}/{stage}.npz"
+
+
+def hessian_settings(wildcards):
+    return DATASETS[dataset_of(wildcards.run)]["hessian"]
+
+
+def hessian_batch(wildcards):
+    """The subset whose first images are the fixed batch: the same batch for every seed of the model."""
+    dataset = dataset_of(wildcards.run)
+    return f"{RESULTS}/subsets/{dataset}_seed{DATASETS[dataset]['hessian']['batch_seed']}.npz"
+
+
+def dataset_file(wildcards):
+    return f"{RESULTS}/data/{dataset_of(wildcards.run)}.npz"
+
+
+rule exact_hessian:
+    """Both stages of a run in one job: importing torch costs more than a small Hessian."""
+    input:
+        data=dataset_file,
+        batch=hessian_batch,
+        init=checkpoint("{run}", "init"),
+        trained=checkpoint("{run}", "trained"),
+        code=code("exact_hessian"),
+    output:
+        init=hessian("{run}", "init"),
+        trained=hessian("{run}", "trained"),
+        norms=f"{RESULTS}/block_norms/{{run}}.csv",
+        timing=timing("exact_hessian", "{run}"),
+    log:
+        log_file("exact_hessian", "{run}"),
+    cache: True
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=GPUS_PER_JOB,
+        mem_mb=3500,
+    params:
+        run=lambda wildcards: wildcards.run,
+        hessian=hessian_settings,
+        architecture=lambda wildcards: DATASETS[dataset_of(wildcards.run)]["architecture"],
+        device=DEVICE,
+        lock=LOCK_HASH,
+    script:
+        "../scripts/exact_hessian.py"
+
+
+rule block_norms:
+    input:
+        expand(f"{RESULTS}/block_norms/{{run}}.csv", run=HESSIAN_RUNS),
+        code=code("concatenate"),
+    output:
+        table=f"{RESULTS}/tables/block_norms.csv",
+        latex=f"{RESULTS}/tables/block_norms.tex",
+    log:
+        log_file("block_norms"),
+    conda:
+        ENVIRONMENT
+    params:
+        n_tables=len(HESSIAN_RUNS),
+    script:
+        "../scripts/concatenate.py"
+
+
+rule architectures:
+    """TAB-1, with parameter counts computed from the models."""
+    input:
+        code=code("architectures"),
+    output:
+        table=f"{RESULTS}/tables/tab01_architectures.csv",
+        latex=f"{RESULTS}/tables/tab01_architectures.tex",
+    log:
+        log_file("architectures"),
+    conda:
+        ENVIRONMENT
+    params:
+        architectures={name: DATASETS[name]["architecture"] for name in DATASETS},
+    script:
+        "../scripts/architectures.py"
+
+
+TARGETS += [f"{RESULTS}/tables/{table}.csv" for table in ("block_norms", "tab01_architectures")]

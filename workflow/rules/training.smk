@@ -1,0 +1,44 @@
+"""Training: one job a run, one rule a dataset, because a rule names its checkpoints."""
+
+
+def stages(dataset):
+    steps = DATASETS[dataset]["training"].get("checkpoint_steps", [])
+    return ["init", *(f"step_{step:05d}" for step in steps), "trained"]
+
+
+def checkpoint(run, stage):
+    return f"{RESULTS}/checkpoints/{run}/{stage}.safetensors"
+
+
+for name in DATASETS:
+
+    rule:
+        name:
+            f"train_{name}"
+        wildcard_constraints:
+            run=rf"{name}_seed\d+",
+        input:
+            data=f"{RESULTS}/data/{name}.npz",
+            subset=f"{RESULTS}/subsets/{{run}}.npz",
+            code=code("train"),
+        output:
+            **{stage: checkpoint("{run}", stage) for stage in stages(name)},
+            metrics=f"{RESULTS}/metrics/{{run}}.csv",
+            timing=timing("train", "{run}"),
+        log:
+            log_file("train", "{run}"),
+        cache: True
+        conda:
+            ENVIRONMENT
+        threads: DATASETS[name]["training"].get("threads", 1)
+        resources:
+            gpu=GPUS_PER_JOB,
+            mem_mb=3000,
+        params:
+            architecture=DATASETS[name]["architecture"],
+            training={k: v for k, v in DATASETS[name]["training"].items() if k != "threads"},
+            seed=lambda wildcards: int(wildcards.run.split("_seed")[1]),
+            device=DEVICE,
+            lock=LOCK_HASH,
+        script:
+            "../scripts/train.py"
