@@ -6,7 +6,6 @@ from curvature_gap.job import job
 
 with job(snakemake) as log:
     import numpy as np
-    import torch
 
     from curvature_gap import data, devices, samples, training
     from curvature_gap.architecture import Architecture
@@ -39,7 +38,7 @@ with job(snakemake) as log:
     else:
         # An optional dataset out of reach: empty checkpoints, so that the rest of the workflow completes and says so.
         log.warning("not run: the dataset is out of reach")
-        for name, path in snakemake.output.items():
+        for path in snakemake.output:
             if path.endswith(".safetensors"):
                 training.write_checkpoint(Path(path), {})
         with atomic_path(snakemake.output.metrics) as temporary:
