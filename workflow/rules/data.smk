@@ -1,6 +1,6 @@
 """Datasets, verified and in one format; seeded, nested subsets of them."""
 
-from curvature_gap.data import is_at_hand
+from curvature_gap.data_sources import at_hand_or_prepared
 
 for name in DATASETS:
 
@@ -25,7 +25,9 @@ for name in DATASETS:
             name=name,
             settings={key: DATASETS[name].get(key) for key in ("source", "path", "optional", "architecture")},
             # Data put in place later changes this, so the next run uses it.
-            at_hand=is_at_hand(DATASETS[name]["source"], path=DATASETS[name].get("path"))[0],
+            at_hand=at_hand_or_prepared(
+                DATASETS[name]["source"], f"{RESULTS}/data/{name}.json", path=DATASETS[name].get("path")
+            ),
             lock=LOCK_HASH,
         script:
             "../scripts/dataset.py"
