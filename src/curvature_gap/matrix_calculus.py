@@ -14,7 +14,7 @@ from torch import Tensor
 from curvature_gap.shapes import Float
 
 
-class ShapeMismatch(ValueError):
+class ShapeMismatchError(ValueError):
     """Factors that cannot be multiplied or terms that cannot be added; the message holds the sizes."""
 
 
@@ -77,13 +77,13 @@ def multiply(*factors: Tensor) -> Tensor:
     """Return the matrix product, left to right.
 
     Raises:
-        ShapeMismatch: If neighbouring sizes differ; the message lists every factor's shape.
+        ShapeMismatchError: If neighbouring sizes differ; the message lists every factor's shape.
     """
     product = factors[0]
     for factor in factors[1:]:
         if product.shape[-1] != factor.shape[0]:
             shapes = " · ".join("×".join(map(str, f.shape)) for f in factors)
-            raise ShapeMismatch(f"cannot multiply {shapes}")
+            raise ShapeMismatchError(f"cannot multiply {shapes}")
         product = product @ factor
     return product
 
@@ -92,14 +92,14 @@ def add(*terms: Tensor) -> Tensor:
     """Return the sum of matrices of one shape.
 
     Raises:
-        ShapeMismatch: If shapes differ; torch would broadcast some of these silently.
+        ShapeMismatchError: If shapes differ; torch would broadcast some of these silently.
     """
     if len({term.shape for term in terms}) > 1:
-        raise ShapeMismatch("cannot add " + " + ".join("×".join(map(str, t.shape)) for t in terms))
+        raise ShapeMismatchError("cannot add " + " + ".join("×".join(map(str, t.shape)) for t in terms))
     return sum(terms[1:], terms[0])
 
 
-# --- Jacobians of elementary maps ------------------------------------------------------------------------------------
+# --- Jacobians of elementary maps --------------------------------------------------------------
 
 
 def sandwich_jacobian(A: Float[Tensor, "p m"], B: Float[Tensor, "n q"]) -> Float[Tensor, "p*q m*n"]:
@@ -148,7 +148,7 @@ def hadamard_root_jacobian(A: Float[Tensor, "m n"]) -> Float[Tensor, "m*n m*n"]:
     return torch.diag(0.5 / vec_r(A).sqrt())
 
 
-# --- Rules for J: product, Kronecker product, chain ------------------------------------------------------------------
+# --- Rules for J: product, Kronecker product, chain --------------------------------------------
 
 
 def product_jacobian(
@@ -166,7 +166,7 @@ def kron_jacobian(
     return kron_right_jacobian(A, B) @ dB + kron_left_jacobian(A, B) @ dA
 
 
-# --- Rules for H -----------------------------------------------------------------------------------------------------
+# --- Rules for H -------------------------------------------------------------------------------
 
 
 def chain_hessian(
@@ -187,14 +187,6 @@ def chain_hessian(
     curvature_of_f = J_i.T @ (H_f @ J_j).reshape(m, n, q)
     curvature_of_g = (J_f @ H_ij.reshape(n, p * q)).reshape(m, p, q)
     return (curvature_of_f + curvature_of_g).reshape(m * p, q)
-
-
-def outer_chain_hessian(
-    H_f: Float[Tensor, "m*n n"], J_i: Float[Tensor, "n p"], J_j: Float[Tensor, "n q"]
-) -> Float[Tensor, "m*p q"]:
-    """Return (I_m ⊗ J_iᵀ) H_f J_j, the chain rule's first term: the whole of it when g is affine. Source: T5_boxed."""
-    n, p = J_i.shape
-    return (J_i.T @ (H_f @ J_j).reshape(-1, n, J_j.shape[1])).reshape(-1, J_j.shape[1])
 
 
 def product_hessian(
@@ -256,7 +248,7 @@ def transpose_hessian(H: Float[Tensor, "m*p q"], p: int) -> Float[Tensor, "m*q {
     return H.reshape(-1, p, q).transpose(1, 2).reshape(-1, p)
 
 
-# --- The oracle ------------------------------------------------------------------------------------------------------
+# --- The oracle --------------------------------------------------------------------------------
 
 
 def autodiff_jacobian(function: Callable[[Tensor], Tensor], W: Tensor) -> Tensor:

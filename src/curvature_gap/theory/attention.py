@@ -152,7 +152,7 @@ def _value_second_derivative(arguments: dict[str, Tensor], first: str) -> Tensor
     return H if first == "X" else H.transpose(2, 3)
 
 
-# --- The paper's operators and formulas -------------------------------------------------------------------------------
+# --- The paper's operators and formulas --------------------------------------------------------
 
 
 class AttentionOperators(NamedTuple):
@@ -291,7 +291,7 @@ def Phi_as_printed(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, first: str,
     I_{d_V} where FN has I_L, so that its factors do not fit unless L = d_V. See `Phi_corrected`.
 
     Raises:
-        ShapeMismatch: For (W_Q, W_K) wherever L ≠ d_V.
+        ShapeMismatchError: For (W_Q, W_K) wherever L ≠ d_V.
         ValueError: If the paper prints no formula for the pair.
 
     Source: L2_VV, L2_QQ, L2_VQ, L2_QK.

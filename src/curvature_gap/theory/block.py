@@ -206,7 +206,7 @@ def block_hessian(
     return Block(X, weights, activation, eps).hessian(first, second)
 
 
-# --- The paper's formulas (ReLU, no bias, LN scale 1, ε = 0) ------------------------------------------------------------
+# --- The paper's formulas (ReLU, no bias, LN scale 1, ε = 0) -----------------------------------
 
 
 def B_1_as_printed(indicator: Tensor, Y: Tensor, W_2: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def B_1_as_printed(indicator: Tensor, Y: Tensor, W_2: Tensor) -> Tensor:
     L d_V entries where L d_ff are needed, and the wrong mask where the two sizes agree.
 
     Raises:
-        ShapeMismatch: If the mask does not have L d_ff entries.
+        ShapeMismatchError: If the mask does not have L d_ff entries.
 
     Source: T4_appendix.
     """
@@ -284,14 +284,12 @@ def xi_21_as_printed(block: Block) -> Tensor:
     derives ∂B_1/∂W_2 (which is ξ_12) and, when collecting, replaces its factors by those of ∂(Y ⊗ I_{d_ff})/∂Y.
 
     Raises:
-        ShapeMismatch: Always, unless d_V = d_ff = 1.
+        ShapeMismatchError: Always, unless d_V = d_ff = 1.
 
     Source: T5_xi_21.
     """
     W_2, Y = block.weights["W_2"], block.Y
-    return multiply(
-        kron(eye(Y.shape[0]), W_2.T), D_sigma(Y, block.weights["W_1"]), Y_kron_I_jacobian(Y, W_2.shape[0])
-    )  # fmt: skip
+    return multiply(kron(eye(Y.shape[0]), W_2.T), D_sigma(Y, block.weights["W_1"]), Y_kron_I_jacobian(Y, W_2.shape[0]))
 
 
 def xi_21_corrected(block: Block) -> Tensor:
@@ -300,13 +298,13 @@ def xi_21_corrected(block: Block) -> Tensor:
 
 
 def xi_1k_as_printed(block: Block, name: str) -> Tensor:
-    """Return the paper's ξ_1k = ((I_L ⊗ W_2ᵀ) D_σ ⊗ I_{n_k})(I_L ⊗ K_{d_ff,d_V} ⊗ I_{d_ff})(I ⊗ vec_r I_{d_ff}) J_Y G_k.
+    """Return the paper's ((I_L ⊗ W_2ᵀ) D_σ ⊗ I_{n_k})(I_L ⊗ K_{d_ff,d_V} ⊗ I_{d_ff})(I ⊗ vec_r I_{d_ff}) J_Y G_k.
 
     Wrong: PR3 on B_1 = ((I ⊗ W_2ᵀ) D_σ)(Y ⊗ I_{d_ff}) gives ⊗ I_q with q = n_1 = d_V d_ff, the columns of B_1, where
     the paper has n_k. It fits where n_k = n_1: for V where d_V = d_ff, for Q and K where d_K = d_ff.
 
     Raises:
-        ShapeMismatch: Wherever n_k ≠ n_1.
+        ShapeMismatchError: Wherever n_k ≠ n_1.
 
     Source: T5_xi_1k.
     """
@@ -340,7 +338,7 @@ def xi_kl_as_printed(block: Block, first: str, second: str, Phi: Tensor) -> Tens
     It holds for ReLU and the true Φ_kl; the Φ_kl of L2 are wrong. For a smooth σ the term of ∂J_SY/∂Y is missing.
 
     Raises:
-        ShapeMismatch: If Φ_kl does not have the shape of ∂G_k/∂W_l.
+        ShapeMismatchError: If Φ_kl does not have the shape of ∂G_k/∂W_l.
 
     Source: T5_xi_kl.
     """

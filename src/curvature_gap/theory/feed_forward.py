@@ -126,7 +126,7 @@ def feed_forward_hessian(
     """
     _check_names(first, second)
     sigma = activation_derivatives(activation)
-    (L, d_V), (d_ff, d_out) = Y.shape, W_2.shape
+    (L, d_V), d_out = Y.shape, W_2.shape[1]
     U = Y @ W_1 if b_1 is None else Y @ W_1 + b_1
     U_p, U_q = (_preactivation_derivative(Y, W_1, W_2, name) for name in (first, second))
     H = torch.einsum("if,ifp,ifq,fo->iopq", sigma.second(U), U_p, U_q, W_2)
@@ -163,7 +163,7 @@ def _preactivation_derivative(Y: Tensor, W_1: Tensor, W_2: Tensor, name: str) ->
     return Y.new_zeros(L, d_ff, W_2.numel() if name == "W_2" else W_2.shape[1])
 
 
-# --- The paper's formulas -----------------------------------------------------------------------------------------------
+# --- The paper's formulas ----------------------------------------------------------------------
 
 
 def D_sigma(Y: Float[Tensor, "L d_V"], W_1: Float[Tensor, "d_V d_ff"]) -> Float[Tensor, "L*d_ff L*d_ff"]:

@@ -113,7 +113,7 @@ def layer_norm_scale_input_hessian(X: Float[Tensor, "L d"], eps: float = 0.0) ->
     return H.reshape(L * d * d, L * d)
 
 
-# --- The paper's factors and formulas ---------------------------------------------------------------------------------
+# --- The paper's factors and formulas ----------------------------------------------------------
 
 
 class LayerNormFactors(NamedTuple):
@@ -202,9 +202,7 @@ def P_kron_I_jacobian_as_printed(X: Float[Tensor, "L d"]) -> Tensor:
     """
     L = X.shape[0]
     vec_I = vec_r(eye(L))[:, None]
-    return multiply(
-        kron(eye(L), K_as_printed(L, L), eye(L)), kron(eye(L**2), vec_I), P_jacobian_as_printed(X)
-    )  # fmt: skip
+    return multiply(kron(eye(L), K_as_printed(L, L), eye(L)), kron(eye(L**2), vec_I), P_jacobian_as_printed(X))
 
 
 def I_kron_MT_jacobian_as_printed(X: Float[Tensor, "L d"]) -> Float[Tensor, "L*d*L*L L*d"]:
@@ -289,7 +287,7 @@ def layer_norm_hessian_from_parts(
     The sum holds; whether the total does depends on the parts that are put in.
 
     Raises:
-        ShapeMismatch: If a part has the wrong shape.
+        ShapeMismatchError: If a part has the wrong shape.
 
     Source: T3.
     """
@@ -307,7 +305,7 @@ def layer_norm_hessian_as_printed(X: Float[Tensor, "L d"]) -> Tensor:
     """Return T3 with the parts of its printed proof, ∂D/∂X included. Wrong: see T3_dP_kron_I, T3_d2P, T3_dD.
 
     Raises:
-        ShapeMismatch: Wherever L ≠ d.
+        ShapeMismatchError: Wherever L ≠ d.
 
     Source: T3.
     """
@@ -315,6 +313,4 @@ def layer_norm_hessian_as_printed(X: Float[Tensor, "L d"]) -> Tensor:
     f = layer_norm_factors(X)
     dA_1 = A_1_jacobian_as_printed(X, D_jacobian_as_printed(X))
     d2P = kron(f.A_1, eye(L * d)) @ B_1_jacobian(X) / d**0.5 + kron(eye(L**2), f.B_1.T) @ dA_1
-    return layer_norm_hessian_from_parts(
-        X, P_kron_I_jacobian_as_printed(X), I_kron_MT_jacobian_as_printed(X), d2P
-    )  # fmt: skip
+    return layer_norm_hessian_from_parts(X, P_kron_I_jacobian_as_printed(X), I_kron_MT_jacobian_as_printed(X), d2P)
