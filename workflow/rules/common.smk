@@ -22,12 +22,18 @@ PRESET = SETTINGS["preset"]
 RESULTS = f"results/{PRESET}"
 DATASETS = SETTINGS["datasets"]
 # Part of every cached rule's params: without conda, a cache key would know no software version.
-LOCK_HASH = hashlib.sha256((ROOT / "envs/requirements.lock").read_bytes()).hexdigest()[:16]
+LOCK_HASH = hashlib.sha256((ROOT / "envs/requirements.lock").read_bytes()).hexdigest()[
+    :16
+]
 ENVIRONMENT = "../../envs/curvature-gap.yaml"
 GPUS_PER_JOB = 1 if DEVICE == "cuda" else 0
 
 # One machine's limits. They bind local runs only; a cluster's scheduler knows its own.
-workflow.register_resource("gpu", workflow_support.n_gpus()) if DEVICE == "cuda" else None
+(
+    workflow.register_resource("gpu", workflow_support.n_gpus())
+    if DEVICE == "cuda"
+    else None
+)
 
 
 wildcard_constraints:
@@ -43,7 +49,9 @@ def code(script):
     Snakemake tracks a rule's script but not what the script imports; as inputs, an edited theorem reruns its checks
     and leaves the models alone.
     """
-    return workflow_support.package_files(ROOT / "workflow/scripts" / f"{script}.py", ROOT / "src", start=ROOT)
+    return workflow_support.package_files(
+        ROOT / "workflow/scripts" / f"{script}.py", ROOT / "src", start=ROOT
+    )
 
 
 def runs(dataset):

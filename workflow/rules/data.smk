@@ -23,10 +23,15 @@ for name in DATASETS:
             mem_mb=2000,
         params:
             name=name,
-            settings={key: DATASETS[name].get(key) for key in ("source", "path", "optional", "architecture")},
+            settings={
+                key: DATASETS[name].get(key)
+                for key in ("source", "path", "optional", "architecture")
+            },
             # Data put in place later changes this, so the next run uses it.
             at_hand=at_hand_or_prepared(
-                DATASETS[name]["source"], f"{RESULTS}/data/{name}.json", path=DATASETS[name].get("path")
+                DATASETS[name]["source"],
+                f"{RESULTS}/data/{name}.json",
+                path=DATASETS[name].get("path"),
             ),
             lock=LOCK_HASH,
         script:

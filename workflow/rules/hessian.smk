@@ -47,7 +47,9 @@ rule exact_hessian:
     params:
         run=lambda wildcards: wildcards.run,
         hessian=hessian_settings,
-        architecture=lambda wildcards: DATASETS[dataset_of(wildcards.run)]["architecture"],
+        architecture=lambda wildcards: DATASETS[dataset_of(wildcards.run)][
+            "architecture"
+        ],
         device=DEVICE,
         lock=LOCK_HASH,
     script:
@@ -88,4 +90,6 @@ rule architectures:
         "../scripts/architectures.py"
 
 
-TARGETS += [f"{RESULTS}/tables/{table}.csv" for table in ("block_norms", "tab01_architectures")]
+TARGETS += [
+    f"{RESULTS}/tables/{table}.csv" for table in ("block_norms", "tab01_architectures")
+]

@@ -15,8 +15,6 @@ for name in DATASETS:
     rule:
         name:
             f"train_{name}"
-        wildcard_constraints:
-            run=rf"{name}_seed\d+",
         input:
             data=f"{RESULTS}/data/{name}.npz",
             subset=f"{RESULTS}/subsets/{{run}}.npz",
@@ -27,6 +25,8 @@ for name in DATASETS:
             timing=timing("train", "{run}"),
         log:
             log_file("train", "{run}"),
+        wildcard_constraints:
+            run=rf"{name}_seed\d+",
         cache: True
         conda:
             ENVIRONMENT
@@ -36,7 +36,9 @@ for name in DATASETS:
             mem_mb=3000,
         params:
             architecture=DATASETS[name]["architecture"],
-            training={k: v for k, v in DATASETS[name]["training"].items() if k != "threads"},
+            training={
+                k: v for k, v in DATASETS[name]["training"].items() if k != "threads"
+            },
             seed=lambda wildcards: int(wildcards.run.split("_seed")[1]),
             device=DEVICE,
             lock=LOCK_HASH,

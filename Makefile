@@ -1,0 +1,66 @@
+# The two commands: `make reproduce` and `make test`. `make help` lists the chores.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test check smoke lint format types lock bench verify archive clean
+
+PYTHON ?= python3
+PRESET ?= laptop
+CORES ?= all
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+# Quoted where it is used: the clone may lie in a path with spaces.
+STAMP := $(VENV)/.installed
+SNAKEMAKE = "$(BIN)/snakemake" --cores $(CORES)
+export PATH := $(BIN):$(PATH)
+export PYTHONDONTWRITEBYTECODE :=
+
+help: ## list these chores
+	@grep -hE '^[a-z]+:.*## ' Makefile | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@echo "  presets: smoke (3 min), laptop (30 min, default), paper (GPU); e.g. make reproduce PRESET=smoke"
+
+setup: $(STAMP) ## create .venv with the locked environment (first time: about 5 minutes, 6 GB)
+
+# The stamp names the lock it was made from, so a changed lock installs again and a touched one does not.
+$(STAMP): envs/requirements.lock pyproject.toml
+	@digest=$$(cat envs/requirements.lock pyproject.toml | "$(PYTHON)" -c 'import hashlib,sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'); \
+	if [ "$$(cat $(STAMP) 2>/dev/null)" = "$$digest" ]; then touch $(STAMP); exit 0; fi; \
+	"$(PYTHON)" -c 'import sys; sys.exit(None if (3,11) <= sys.version_info[:2] <= (3,13) else "Python 3.11 to 3.13 is needed, this is %s; set PYTHON=python3.11" % sys.version.split()[0])'; \
+	"$(PYTHON)" -m venv $(VENV); \
+	echo "Installing the locked environment into $(VENV) (about 5 minutes, 6 GB)"; \
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/requirements.lock; \
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	echo "$$digest" > $(STAMP)
+
+reproduce: setup ## fetch the data, run the whole artifact, say where the figures are (PRESET=smoke|laptop|paper)
+	$(SNAKEMAKE) --config preset=$(PRESET)
+	@echo "Figures: results/$(PRESET)/figures   tables: results/$(PRESET)/tables"
+
+test: setup ## unit tests, then a smoke run of the real workflow (under 10 minutes)
+	"$(BIN)/python" -m pytest -n 2 -m "not slow and not smoke and not slurm" -q
+	"$(BIN)/python" -m pytest -m "smoke and not slow" -q
+
+check: test ## test, and everything marked slow (under 30 minutes)
+	"$(BIN)/python" -m pytest -m "slow" -q
+
+smoke: setup ## the smoke preset into results/smoke
+	$(SNAKEMAKE) --config preset=smoke
+
+lint: setup ## lint, format check, types, workflow lint
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy"
+	"$(BIN)/snakefmt" --check Snakefile workflow
+	"$(BIN)/snakemake" --lint --config preset=smoke
+
+format: setup ## format Python and Snakemake files
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+	"$(BIN)/snakefmt" Snakefile workflow
+
+lock: ## resolve envs/requirements.in into the hash lock (needs uv)
+	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet envs/requirements.in -o envs/requirements.lock
+
+clean: ## remove the environment and all generated results
+	rm -rf $(VENV) .snakemake
+	find results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
