@@ -1,7 +1,5 @@
 """From a stored dataset to the tensors a model takes."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ Samples = tuple[Tensor, Tensor]
 """Normalised float32 images (n, c, s, s) and int64 labels (n,)."""
 
 
-def training_samples(dataset: Dataset, indices: "np.ndarray[Any, Any]") -> Samples:
+def training_samples(dataset: Dataset, indices: np.ndarray) -> Samples:
     """Return the training images of a subset, in its order, and their labels."""
     images = normalise(dataset.train_images[indices], dataset.mean, dataset.std)
     return images, torch.as_tensor(dataset.train_labels[indices])
