@@ -1,6 +1,7 @@
 """What the Snakefile needs at read time: devices and a script's own code, found without importing torch."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ def device(wanted: str) -> str:
 def package_files(script: Path, source_root: Path, start: Path) -> list[str]:
     """Return the files of `curvature_gap` that `script` imports, transitively, as sorted paths relative to `start`.
 
-    Read from the syntax tree, so imports inside functions count and nothing is executed.
+    `script` may be a notebook. Read from the syntax tree, so imports inside functions count and nothing is executed.
     """
     found: set[Path] = set()
     waiting = [script]
@@ -64,13 +65,20 @@ def package_files(script: Path, source_root: Path, start: Path) -> list[str]:
 
 def _imported_modules(path: Path) -> set[str]:
     modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(_python_source(path))):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             # `from curvature_gap import maps` names a module as well as an attribute.
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
     return {module for module in modules if module.split(".")[0] == "curvature_gap"}
+
+
+def _python_source(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
 
 
 def _module_file(module: str, source_root: Path) -> Path | None:
