@@ -40,6 +40,8 @@ for name in DATASETS:
                 k: v for k, v in DATASETS[name]["training"].items() if k != "threads"
             },
             seed=lambda wildcards: int(wildcards.run.split("_seed")[1]),
+            # Where a killed training finds its way back; no output, so that Snakemake leaves it alone.
+            unfinished=lambda wildcards: f"{RESULTS}/unfinished/{wildcards.run}",
             device=DEVICE,
             lock=LOCK_HASH,
         script:
