@@ -94,8 +94,8 @@ def _check_sums(directory: Path, zips: list[Path]) -> None:
     sums = directory / "SHA256SUMS"
     if not sums.is_file():
         return
-    lines = (line.split(maxsplit=1) for line in sums.read_text(encoding="utf-8").splitlines() if line.strip())
-    recorded = {name.strip().lstrip("*"): digest for digest, name in lines}
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines()
+    recorded = {name.strip().lstrip("*"): digest for digest, _, name in (line.partition(" ") for line in lines) if name}
     missing = sorted(set(recorded) - {path.name for path in zips})
     if missing:
         raise SourceError(f"{directory} lacks {', '.join(missing)}, which SHA256SUMS lists")
@@ -113,7 +113,7 @@ def read_class_folders(paths: list[Path]) -> Loaded:
     try:
         with image_folder.open_entries(paths) as entries:
             splits, class_names = image_folder.read_splits(entries, str(paths[0].parent), SIDE, 3)
-    except image_folder.ImageFolderError as error:
+    except ValueError as error:
         raise SourceError(str(error)) from error
     if set(splits) != {"train", "test"}:
         raise SourceError(f"{paths[0].parent} has no train/ and test/")
@@ -126,7 +126,7 @@ def read_class_folders(paths: list[Path]) -> Loaded:
     return splits, class_names
 
 
-def read_archive(path: Path) -> Loaded:
+def read_archive(path: Path, where: str = "") -> Loaded:
     """Read the official archive after its hash matched; its pickles may hold arrays and plain containers alone.
 
     Raises:
@@ -134,7 +134,7 @@ def read_archive(path: Path) -> Loaded:
     """
     found = downloads.sha256_of(path)
     if found != ARCHIVE_SHA256:
-        raise SourceError(f"{path} is truncated or altered: SHA-256 {found}, expected {ARCHIVE_SHA256}")
+        raise SourceError(f"{where or path} is truncated or altered: SHA-256 {found}, expected {ARCHIVE_SHA256}")
     try:
         with tarfile.open(path) as archive:
             parts = {part: _member(archive, part) for part in ("train", "test", "meta")}
@@ -176,6 +176,6 @@ def _from_cache(cache: Cache) -> Loaded:
 
 def _from_mirror(address: str, cache: Cache) -> Loaded:
     path = downloads.download(address, cache.scratch)
-    loaded = read_archive(path)
+    loaded = read_archive(path, where=address)
     cache.keep(ARCHIVE, path)
     return loaded

@@ -5,11 +5,14 @@ Where images come from is `data_sources`; training and Hessians import this modu
 
 import hashlib
 import json
+import lzma
 import shlex
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 8 * 2**30
 """Largest dataset that is held in memory (uint8 pixels)."""
+
+DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, ValueError, LookupError),
+    *(TypeError, OverflowError, MemoryError, RuntimeError, SyntaxError),
+)
+"""What zipfile and numpy raise on damaged files, found by flipping every byte."""
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels", "mean", "std")
 
@@ -188,7 +197,7 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def image_digests(images: np.ndarray) -> np.ndarray:
     """Return the SHA-256 of every image's raw pixels, as four big-endian words: uint64 of shape (n, 4)."""
-    rows = np.ascontiguousarray(images).reshape(len(images), -1)
+    rows = np.ascontiguousarray(images).reshape(len(images), prod(images.shape[1:]))
     digests = b"".join(hashlib.sha256(row.data).digest() for row in rows)
     return np.frombuffer(digests, dtype=">u8").reshape(len(images), 4).astype(np.uint64)
 
@@ -352,7 +361,7 @@ def read_prepared(path: str | Path) -> Dataset:
         )
     except (FileNotFoundError, PermissionError):
         raise
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise CorruptDatasetError(_corrupt(path, str(error))) from error
     found = content_sha256(*(arrays[key] for key in _ARRAYS[:4]), class_names=class_names)
     if found != dataset.sha256:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from curvature_gap import cifar100, generated_images, image_folder, mnist
 from curvature_gap.data import Dataset
+
+log = logging.getLogger(__name__)
 
 COMMON = ("image_size", "channels", "classes")
 """Settings that every source takes: to follow if it can choose, else to be compared with what it has."""
@@ -62,6 +65,8 @@ def prepare(source: str, *, name: str | None = None, **settings: Any) -> Dataset
     for key in COMMON:
         if key in given and getattr(dataset, key) != given[key]:
             raise ValueError(f"{dataset.name} has {key} {getattr(dataset, key)}, the settings say {given[key]}.")
+    n_train, n_test = len(dataset.train_labels), len(dataset.test_labels)
+    log.info("%s: %d + %d images from %s, content %s", dataset.name, n_train, n_test, dataset.source, dataset.sha256)
     return dataset
 
 

@@ -69,7 +69,25 @@ def first_that_verifies(
 def data_directory() -> Path | None:
     """Return the folder of files put in place by hand, $CURVATURE_GAP_DATA, or None if it is not set."""
     value = os.environ.get("CURVATURE_GAP_DATA")
-    return Path(value).expanduser() if value else None
+    return user_path(value, "CURVATURE_GAP_DATA") if value else None
+
+
+def user_path(value: str, setting: str) -> Path:
+    """Return a path that somebody wrote into a setting, `~` expanded where there is such a home.
+
+    Raises:
+        ValueError: If the path is blank or not UTF-8: messages and records could not name it.
+    """
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{setting} is {os.fsencode(value)!r}, not UTF-8; rename the folder.") from error
+    if not value.strip():
+        raise ValueError(f"{setting} is blank; give a path.")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        return Path(value)
 
 
 def cache_directory() -> Path:
@@ -79,7 +97,7 @@ def cache_directory() -> Path:
     """
     value = os.environ.get("CURVATURE_GAP_CACHE")
     if value:
-        return Path(value).expanduser().absolute()
+        return user_path(value, "CURVATURE_GAP_CACHE").absolute()
     import platformdirs
 
     directory = Path(platformdirs.user_cache_dir("curvature-gap", appauthor=False))

@@ -5,8 +5,10 @@ before memory is taken.
 """
 
 import io
+import lzma
 import os
 import stat
+import struct
 import unicodedata
 import zipfile
 import zlib
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from curvature_gap.data import Dataset, assemble, canonical_order, check_size
+from curvature_gap.downloads import user_path
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -28,6 +31,9 @@ MAX_TOTAL_BYTES = 16 * 2**30
 MAX_PIXELS = 2**26
 MAX_EXPANSION = 100
 """Zip members that expand by more than this are bombs: image formats are compressed already."""
+
+DAMAGED = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, OverflowError, struct.error, zlib.error)
+"""What Pillow's decoders raise on damaged files, found by flipping bytes in each format."""
 
 Tree = dict[str, dict[str, list["Entry"]]]
 
@@ -74,7 +80,7 @@ def load(
         raise ImageFolderError(f"{name}: channels must be 1 (grey) or 3 (colour), got {channels}.")
     if not 0 < test_fraction < 1:
         raise ImageFolderError(f"{name}: test_fraction must lie between 0 and 1, got {test_fraction}.")
-    root = Path(path).expanduser()
+    root = user_path(path, f"{name}: path")
     with open_entries([root]) as entries:
         splits, class_names = read_splits(entries, str(root), image_size, channels)
     if "all" in splits:
@@ -87,7 +93,7 @@ def load(
 
 def at_hand(path: str) -> tuple[bool, str]:
     """Say whether there is a directory or a file at `path`."""
-    found = Path(path).expanduser().exists()
+    found = user_path(path, "path").exists()
     return found, f"{path} {'exists' if found else 'does not exist'}"
 
 
@@ -131,7 +137,7 @@ def open_entries(paths: Sequence[Path]) -> Iterator[list[Entry]]:
 def _open_zip(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, UnicodeDecodeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, OSError, UnicodeDecodeError, NotImplementedError, struct.error) as error:
         raise ImageFolderError(f"{path} is neither a directory nor a readable zip file: {error}") from error
 
 
@@ -310,18 +316,16 @@ def _decode(entry: Entry, image_size: int | None, channels: int | None) -> np.nd
         raise ImageFolderError(f"{entry.where} has {entry.size} bytes, more than the {MAX_FILE_BYTES} allowed.")
     try:
         content = entry.read()
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise ImageFolderError(f"{entry.where} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_kind(image, entry.where, channels)
             mode = "L" if channels == 1 or image.mode in ("1", "L") else "RGB"
             pixels = ImageOps.exif_transpose(image).convert(mode)
-    except Image.DecompressionBombError as error:
-        raise ImageFolderError(f"{entry.where}: {error}") from error
-    except (OSError, SyntaxError, ValueError, zlib.error) as error:
-        if isinstance(error, ImageFolderError):
-            raise
+    except ImageFolderError:
+        raise
+    except (*DAMAGED, Image.DecompressionBombError) as error:
         raise ImageFolderError(f"{entry.where} is not an intact image ({', '.join(FORMATS)}): {error}") from error
     if image_size is not None and pixels.size != (image_size, image_size):
         pixels = ImageOps.fit(pixels, (image_size, image_size))
@@ -338,7 +342,7 @@ def _check_kind(image: Any, where: str, channels: int | None) -> None:
         raise ImageFolderError(f"{where} has {image.n_frames} frames; one picture per file is expected.")
     if image.mode not in ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
         raise ImageFolderError(f"{where} has mode {image.mode}; 8-bit grey or colour is expected.")
-    if image.mode == "RGBA" and image.getextrema()[3][0] < 255:
+    if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
         raise ImageFolderError(f"{where} is partly transparent; its colour is undefined. Flatten it.")
     if channels == 3 and image.mode in ("1", "L"):
         raise ImageFolderError(f"{where} is grey where colour is expected; set channels: 1, or convert the image.")

@@ -89,7 +89,7 @@ def _own_payload(directory: Path, file: str) -> bytes:
     faults = []
     for path in candidates:
         try:
-            return _read_payload(path, file)
+            return _read_payload(path, file, str(path))
         except SourceError as error:
             faults.append(str(error))
     raise SourceError("; ".join(faults))
@@ -100,14 +100,14 @@ def _candidates(directory: Path, file: str) -> list[Path]:
     return [path for folder in folders for path in (folder / file, folder / f"{file}.gz") if path.is_file()]
 
 
-def _read_payload(path: Path, file: str) -> bytes:
+def _read_payload(path: Path, file: str, where: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        raise SourceError(f"{where} cannot be read: {error.strerror}") from error
     if path.suffix == ".gz":
-        content = downloads.gunzip(content, MAX_PAYLOAD, str(path))
-    return downloads.verified(content, PAYLOADS[file], str(path))
+        content = downloads.gunzip(content, MAX_PAYLOAD, where)
+    return downloads.verified(content, PAYLOADS[file], where)
 
 
 def _from_cache(cache: Cache) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ def _from_cache(cache: Cache) -> dict[str, bytes]:
             faults.append(f"no {path}")
             continue
         try:
-            payloads[file] = _read_payload(path, file)
+            payloads[file] = _read_payload(path, file, str(path))
         except SourceError as error:
             faults.append(f"{error}; {cache.discard(path)}")
     if faults:
@@ -129,9 +129,10 @@ def _from_cache(cache: Cache) -> dict[str, bytes]:
 def _from_mirror(mirror: str, cache: Cache) -> dict[str, bytes]:
     payloads = {}
     for file in PAYLOADS:
-        path = downloads.download(f"{mirror}{file}.gz", cache.scratch)
+        url = f"{mirror}{file}.gz"
+        path = downloads.download(url, cache.scratch)
         try:
-            payloads[file] = _read_payload(path, file)
+            payloads[file] = _read_payload(path, file, url)
         finally:
             path.unlink()  # a wrong one is not to be taken for the next mirror's
     return _keep(payloads, cache)
