@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from curvature_gap.architecture import Architecture
 from curvature_gap.maps import cross_entropy, mse
@@ -198,16 +198,16 @@ def _check_finite(problem: BatchLoss, output: Tensor) -> None:
         raise ValueError(
             f"The model's output is not finite for samples {_samples_not_finite(output)}. {_constant_rows(problem)}"
         )
-    value, gradient = problem.value_and_gradient()
+    with torch.no_grad():
+        value = problem(problem.parameters)
     if value.ndim:
         raise ValueError(f"The loss must be a scalar, a mean over the batch; it has shape {tuple(value.shape)}.")
     if not value.isfinite():
         raise ValueError(f"The loss is {float(value)} although the model's output is finite; check the loss function.")
+    again, gradient = problem.value_and_gradient()
     bad = [name for name, g in gradient.items() if not g.isfinite().all()]
     if bad:
         raise ValueError(f"The gradient is not finite in {', '.join(bad)}. {_constant_rows(problem)}")
-    with torch.no_grad():
-        again = problem(problem.parameters)
     if again != value:
         raise ValueError(
             f"Two evaluations of the loss differ ({float(value)!r}, {float(again)!r}): the model is random (dropout?) "
@@ -220,7 +220,7 @@ def _samples_not_finite(values: Tensor) -> str:
     return ", ".join(map(str, bad[:8])) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
 
 
-class _ZeroVariances(TorchDispatchMode):
+class _ZeroVariances(TorchFunctionMode):
     """Notes which inputs of rsqrt are zero: the constant rows of `maps.layer_norm` without ε."""
 
     def __init__(self) -> None:
@@ -228,8 +228,8 @@ class _ZeroVariances(TorchDispatchMode):
         self.calls = 0
         self.found: list[tuple[int, list[int]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.rsqrt.default:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.rsqrt:
             self.calls += 1
             self.found += [(self.calls, where[:-1]) for where in (args[0] == 0).nonzero().tolist()]
         return func(*args, **(kwargs or {}))
@@ -247,15 +247,22 @@ def _constant_rows(problem: BatchLoss) -> str:
     )
 
 
-class ReLUInputs(TorchDispatchMode):
+# The names under which a module may call a function with a kink at zero; the outermost call is the one seen.
+KINKED = {
+    *(torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, nn.functional.relu, nn.functional.relu_),
+    *(nn.functional.leaky_relu, nn.functional.leaky_relu_, nn.functional.prelu, torch.prelu),
+}
+
+
+class ReLUInputs(TorchFunctionMode):
     """Records the pre-activations of every ReLU evaluated inside the context, on any module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: list[Tensor] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default, torch.ops.aten.leaky_relu.default):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in KINKED:
             self.inputs.append(cast(Tensor, args[0]).detach().clone())
         return func(*args, **(kwargs or {}))
 
