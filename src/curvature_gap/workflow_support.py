@@ -63,6 +63,7 @@ def package_files(script: Path, source_root: Path, start: Path) -> list[str]:
     return sorted(os.path.relpath(path, start) for path in found)
 
 
+@cache
 def _imported_modules(path: Path) -> set[str]:
     modules = set()
     for node in ast.walk(ast.parse(_python_source(path))):
