@@ -14,6 +14,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/hessian.smk"
+include: "workflow/rules/theory.smk"
 include: "workflow/rules/figures.smk"
 
 
