@@ -1,6 +1,10 @@
 """Shared fixtures. The import hook checks every annotated shape of the package at each call of the tests."""
 
+import multiprocessing
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -28,3 +32,41 @@ def randn(generator):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     return draw
+
+
+@pytest.fixture
+def as_nobody():
+    """`as_nobody(function)`: its result or exception, as a user whom file permissions bind; root passes every one."""
+
+    def call(function):
+        if os.geteuid() != 0:
+            return function()
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+
+        def child():
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            try:
+                sender.send((function(), None))
+            except Exception as error:
+                sender.send((None, error))
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        result, error = receiver.recv()
+        process.join()
+        if error is not None:
+            raise error
+        return result
+
+    return call
+
+
+@pytest.fixture
+def public_path():
+    """A temporary folder that other users may enter, unlike `tmp_path`."""
+    path = Path(tempfile.mkdtemp(prefix="curvature-gap-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)

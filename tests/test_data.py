@@ -179,7 +179,7 @@ def test_a_flipped_byte_is_noticed_or_changes_nothing(tmp_path, mask):
     data.write_prepared(some, path)
     intact = path.read_bytes()
     n_noticed = 0
-    for k in range(0, len(intact), 7):
+    for k in range(0, len(intact), 23):
         path.write_bytes(bytes([*intact[:k], intact[k] ^ mask, *intact[k + 1 :]]))
         try:
             back = data.read_prepared(path)
@@ -187,7 +187,7 @@ def test_a_flipped_byte_is_noticed_or_changes_nothing(tmp_path, mask):
             n_noticed += 1
         else:  # in the zip's time stamps and paddings
             assert data.describe(back) == data.describe(some)
-    assert n_noticed > len(intact) / 7 * 0.8
+    assert n_noticed > len(intact) / 23 * 0.8
 
 
 def test_a_prepared_file_with_another_content_or_with_a_pickle_is_refused(tmp_path):
@@ -239,22 +239,22 @@ def test_inconsistent_datasets_are_refused():
         replace(some, test_images=some.test_images[:, :1])
     with pytest.raises(ValueError, match="test labels must be int64"):
         replace(some, test_labels=some.test_labels.astype(np.int32))
+    images, labels = tiny(14)
+    images[:, 1] = 3
     with pytest.raises(ValueError, match="channel 1 has the same value"):
-        images, labels = tiny(14)
-        images[:, 1] = 3
         data.assemble("tiny", (images, labels), (images, labels), ("cat", "dog"), source="made up")
 
 
 @pytest.mark.parametrize("sizes", [(10**6, 3, 10**4), (1, 1, 10**9)])
 def test_what_cannot_fit_is_refused_before_memory_is_taken(sizes):
-    with pytest.raises(ValueError, match=r"need \d+\.\d GiB, the limit is 8 GiB"):
+    with pytest.raises(ValueError, match=r"need \d+\.\d GiB, the limit is 4 GiB"):
         data.check_size("huge", *sizes)
     with pytest.raises(ValueError, match="at least 1"):
         data.check_size("nothing", 5, 3, -2)
 
 
 def test_importing_the_module_is_cheap():
-    code = "import curvature_gap.data, curvature_gap.data_sources, sys; print({'torch', 'PIL', 'sklearn'} & {*sys.modules})"
+    code = "import curvature_gap.data_sources, sys; print({'torch', 'PIL', 'sklearn'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

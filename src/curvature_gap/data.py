@@ -23,7 +23,7 @@ from curvature_gap.files import atomic_path
 if TYPE_CHECKING:
     import torch
 
-MAX_BYTES = 8 * 2**30
+MAX_BYTES = 4 * 2**30
 """Largest dataset that is held in memory (uint8 pixels)."""
 
 DAMAGED = (

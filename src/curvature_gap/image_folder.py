@@ -107,12 +107,12 @@ def read_splits(
     """
     tree = arrange(entries, where)
     class_names = tuple(sorted(next(iter(tree.values()))))
-    splits = {}
-    for split, classes in tree.items():
-        files = [(entry, label) for label, name in enumerate(class_names) for entry in classes[name]]
-        images = _decode_all([entry for entry, _ in files], where, image_size, channels)
-        image_size, channels = images.shape[2], images.shape[1]
-        splits[split] = (images, np.array([label for _, label in files], np.int64))
+    files = [(split, label, entry) for split in tree for label, c in enumerate(class_names) for entry in tree[split][c]]
+    # All splits at once, so that they are held to one size and one kind.
+    images = _decode_all([entry for _, _, entry in files], where, image_size, channels)
+    labels = np.array([label for _, label, _ in files], np.int64)
+    of_split = np.array([split for split, _, _ in files])
+    splits = {split: (images[of_split == split], labels[of_split == split]) for split in tree}
     return splits, class_names
 
 
@@ -293,17 +293,19 @@ def _listed(names: Any) -> str:
 
 
 def _decode_all(entries: Sequence[Entry], where: str, image_size: int | None, channels: int | None) -> np.ndarray:
+    if image_size is not None:
+        check_size(where, len(entries), channels or 1, image_size)  # before the first image is scaled to it
     first = _decode(entries[0], image_size, channels)
     shape = first.shape
     check_size(where, len(entries), *shape[:2])
     images = np.empty((len(entries), *shape), np.uint8)
     for i, entry in enumerate(entries):
         image = _decode(entry, image_size, channels)
+        if image.shape[0] != shape[0]:
+            raise ImageFolderError(f"{entry.where} and {entries[0].where} are grey and colour, mixed; set channels: 1.")
         if image.shape != shape:
-            raise ImageFolderError(
-                f"{entry.where} has {image.shape[0]} channels and side {image.shape[1]}, "
-                f"{entries[0].where} has {shape[0]} and {shape[1]}; set image_size and channels."
-            )
+            sides = f"side {image.shape[1]}, {entries[0].where} has {shape[1]}"
+            raise ImageFolderError(f"{entry.where} has {sides}; set image_size to scale all to one.")
         images[i] = image
     return images
 
