@@ -107,7 +107,7 @@ def autodiff_blocks(
         ValueError: If the loss is not a scalar or a pair names no parameter.
     """
     wanted = _by_row(parameters, upper_pairs(list(parameters)) if pairs is None else pairs, rows or {})
-    gradient, leaves = _gradient_graph(loss, parameters, {row for row, _ in wanted})
+    gradient, leaves = gradient_graph(loss, parameters, {row for row, _ in wanted})
     if chunk is None:
         chunk = default_chunk(graph_bytes(loss, parameters), next(iter(parameters.values())).device.type)
     if chunk > 1 and not _batching_is_right(gradient, leaves, wanted):
@@ -143,7 +143,7 @@ def _by_row(
     return wanted
 
 
-def _gradient_graph(
+def gradient_graph(
     loss: Loss, parameters: Mapping[str, Tensor], names: Iterable[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradient in the named blocks, as vectors that can be differentiated again, and the leaves."""
@@ -209,11 +209,25 @@ def _target(out: Mapping[Pair, Tensor] | None, pair: Pair, n_rows: int, column: 
 
 def hvp_double_backward(loss: Loss, parameters: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return H v as the gradient of ⟨gradient, v⟩: reverse over reverse. `v` may hold some blocks only."""
-    gradient, leaves = _gradient_graph(loss, parameters, v)
-    inner = torch.stack([(g * v[name].reshape(-1)).sum() for name, g in gradient.items()]).sum()
-    if not inner.requires_grad:
-        return {name: torch.zeros_like(p) for name, p in parameters.items()}
-    found = torch.autograd.grad(inner, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    gradient, leaves = gradient_graph(loss, parameters, v)
+    return product_on_graph(gradient, leaves, v, retain=False)
+
+
+def product_on_graph(
+    gradient: Mapping[str, Tensor], leaves: Mapping[str, Tensor], v: Mapping[str, Tensor], *, retain: bool = True
+) -> dict[str, Tensor]:
+    """Return H v, in the blocks of `leaves`, from a graph that `gradient_graph` built."""
+    curved = [name for name, g in gradient.items() if g.requires_grad]
+    if not curved:  # the loss is linear
+        return {name: torch.zeros_like(p) for name, p in leaves.items()}
+    found = torch.autograd.grad(
+        [gradient[name] for name in curved],
+        list(leaves.values()),
+        [v[name].reshape(-1) for name in curved],
+        retain_graph=retain,
+        allow_unused=True,
+        materialize_grads=True,
+    )
     return dict(zip(leaves, found, strict=True))
 
 
@@ -235,7 +249,7 @@ def graph_bytes(loss: Loss, parameters: Mapping[str, Tensor]) -> int:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        graph = _gradient_graph(loss, parameters, list(parameters))
+        graph = gradient_graph(loss, parameters, list(parameters))
     del graph
     return sum(kept.values())
 

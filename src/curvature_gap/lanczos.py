@@ -4,16 +4,58 @@ Eigenvalues come from scipy's implicitly restarted Lanczos (`eigsh`); the densit
 For a symmetric H and a unit vector v, an eigenvalue lies within ‖H v − λ v‖ of λ: that residual is the error bar.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from curvature_gap.autodiff_hessian import Pair, gradient_graph, graph_bytes, product_on_graph
+from curvature_gap.batch_loss import BatchLoss, Criterion, batch_loss, flatten, unflatten
 from curvature_gap.shapes import Float
 
 Product = Callable[[Tensor], Tensor]
+KEPT_GRAPHS = 2**31
+PER_SAMPLE_BYTES = 2**30
+MAX_SAMPLES = 64
+
+
+def hessian_product(
+    problem: BatchLoss, pair: Pair | None = None, *, samples: int = 8, keep_bytes: int = KEPT_GRAPHS
+) -> Product:
+    """Return v ↦ H v, or v ↦ B v for the block B of a pair (row, column), exact, a few samples at a time.
+
+    Args:
+        problem: A loss that is a mean over samples, in float64.
+        pair: A block; only its columns enter and only its rows are computed.
+        samples: In one chunk of the batch; bounds the memory.
+        keep_bytes: The graphs of the gradient are kept between products if they need no more than this; then a product
+            costs about 2 gradients, else 3 to 4.
+    """
+    row, column = pair if pair is not None else (None, None)
+    into = {name: p for name, p in problem.parameters.items() if column in (None, name)}
+    n = len(problem.images)
+    starts = range(0, n, samples)
+    keep = graph_bytes(problem.samples(0, 1), problem.parameters) * n <= keep_bytes
+
+    def graph(start: int) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+        part = problem.samples(start, min(start + samples, n))
+        gradient, leaves = gradient_graph(part, problem.parameters, into)
+        return gradient, {name: x for name, x in leaves.items() if row in (None, name)}, len(part.images) / n
+
+    kept = [graph(start) for start in starts] if keep else []
+
+    def product(v: Tensor) -> Tensor:
+        tangent = unflatten(v, into)
+        total: Tensor | None = None
+        for gradient, leaves, weight in kept or map(graph, starts):
+            part = weight * flatten(product_on_graph(gradient, leaves, tangent, retain=keep))
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    return product
 
 
 @dataclass(frozen=True)
@@ -67,6 +109,158 @@ def extreme_eigenvalues(
     values, vectors = values[order], vectors[:, order]
     residuals = np.array([np.linalg.norm(multiply(v) - value * v) for value, v in zip(values, vectors.T, strict=True)])
     return Extremes(values, residuals, vectors, count)
+
+
+@dataclass(frozen=True)
+class BlockNorm:
+    """A block's spectral norm, and how far it may be off."""
+
+    norm: float
+    residual: float
+    n_products: int
+
+
+def block_spectral_norm(
+    problem: BatchLoss, pair: Pair, *, tolerance: float = 1e-6, seed: int = 0, samples: int = 8
+) -> BlockNorm:
+    """Return the largest singular value of one block of the Hessian, without forming the block.
+
+    A diagonal block is symmetric: Lanczos on B. Another one goes through Bᵀ B, whose eigenvalue σ² with residual r
+    gives σ within r / σ.
+
+    Args:
+        problem: A loss that is a mean over samples, in float64.
+        pair: (row, column) names.
+        tolerance: Relative accuracy of the eigenvalue.
+        seed: Of the starting vector.
+        samples: In one chunk of the batch.
+    """
+    row, column = pair
+    B = hessian_product(problem, pair, samples=samples)
+    n = problem.parameters[column].numel()
+    if row == column:
+        found = extreme_eigenvalues(B, n, 1, tolerance=tolerance, seed=seed)
+        return BlockNorm(abs(float(found.values[0])), float(found.residuals[0]), found.n_products)
+    transposed = hessian_product(problem, (column, row), samples=samples)
+    found = extreme_eigenvalues(lambda v: transposed(B(v)), n, 1, tolerance=tolerance, seed=seed)
+    sigma = max(float(found.values[0]), 0.0) ** 0.5
+    residual = float(found.residuals[0])
+    return BlockNorm(sigma, residual / sigma if sigma else residual**0.5, 2 * found.n_products)
+
+
+def per_sample_hessian_norms(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    iterations: int = 30,
+    generator: torch.Generator | None = None,
+    *,
+    loss: str | Criterion = "cross_entropy",
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-6,
+    memory: int = PER_SAMPLE_BYTES,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return ‖∇²l_i‖₂ of each sample's loss, and residuals ‖∇²l_i u_i − λ_i u_i‖ that bound the errors.
+
+    One Lanczos run per sample, all samples of a chunk at once: a product costs about twice a batch gradient.
+
+    Args:
+        model: As for `exact_hessian`.
+        images: (n, ...) floating point.
+        labels: (n,), or what the loss takes.
+        iterations: Lanczos steps per sample at most.
+        generator: Of the starting vectors, on the CPU, one draw per sample in order; None is seed 0.
+        loss: As for `exact_hessian`.
+        dtype: Of the computation.
+        tolerance: A chunk stops early when every residual is below this times its norm.
+        memory: Bytes for the Lanczos vectors of one chunk; decides its size (n_samples · iterations · P numbers).
+
+    Raises:
+        ValueError, TypeError: For a bad batch or model, as `batch_loss`; for iterations below 1.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}.")
+    problem = batch_loss(model, images, labels, loss=loss, dtype=dtype)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    one = problem.n_parameters * problem.images.element_size() * (iterations + 8)
+    size = max(1, min(MAX_SAMPLES, memory // one))
+    norms, residuals = [], []
+    for start in range(0, len(images), size):
+        part = problem.samples(start, start + size)
+        draws = [torch.randn(problem.n_parameters, generator=generator, dtype=dtype) for _ in part.images]
+        product = per_sample_product(part)
+        found = _largest_magnitude(product, torch.stack(draws).to(part.images.device), iterations, tolerance)
+        norms.append(found[0])
+        residuals.append(found[1])
+    return torch.cat(norms), torch.cat(residuals)
+
+
+def per_sample_product(problem: BatchLoss) -> Callable[[Float[Tensor, "n P"]], Float[Tensor, "n P"]]:
+    """Return V ↦ (∇²l_i V_i)_i, one Hessian per sample, on one retained graph.
+
+    Every sample gets its own copy of the parameters (as an expanded view): then the gradient of Σ l_i holds the
+    gradients of all samples side by side.
+    """
+    n = len(problem.images)
+    own = {name: p.expand(n, *p.shape) for name, p in problem.parameters.items()}
+
+    def sample_loss(parameters: Mapping[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
+        return problem.criterion(problem.forward(parameters, image[None]), target[None])
+
+    def total(parameters: Mapping[str, Tensor]) -> Tensor:
+        return torch.func.vmap(sample_loss)(dict(parameters), problem.images, problem.targets).sum()
+
+    gradient, leaves = gradient_graph(total, own, own)
+
+    def product(V: Tensor) -> Tensor:
+        parts = V.split([p.numel() for p in problem.parameters.values()], dim=1)
+        found = product_on_graph(gradient, leaves, dict(zip(own, parts, strict=True)))
+        return torch.cat([part.reshape(n, -1) for part in found.values()], dim=1)
+
+    return product
+
+
+def _largest_magnitude(
+    product: Callable[[Tensor], Tensor], V: Float[Tensor, "n P"], steps: int, tolerance: float
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return each Hessian's |eigenvalue| of largest magnitude and its residual, by Lanczos on all at once."""
+    n, P = V.shape
+    steps = min(steps, P)
+    Q = V.new_zeros(steps, n, P)
+    alpha, beta = V.new_zeros(n, steps), V.new_zeros(n, steps)
+    largest, weights = V.new_zeros(n), V.new_zeros(n, steps)
+    running = torch.ones(n, dtype=torch.bool, device=V.device)
+    q = V / V.norm(dim=1, keepdim=True)
+    for k in range(steps):
+        Q[k] = q
+        w = product(q)
+        alpha[:, k] = (w * q).sum(dim=1)
+        basis = Q[: k + 1]
+        w = w - torch.einsum("kn,knp->np", torch.einsum("knp,np->kn", basis, w), basis)
+        beta[:, k] = w.norm(dim=1)
+        # Where the space is exhausted w is rounding error; a zero vector keeps that sample's Ritz values.
+        exhausted = beta[:, k] <= 1e-12 * alpha[:, : k + 1].abs().amax(dim=1)
+        beta[exhausted, k] = 0
+        q = torch.where(exhausted[:, None], torch.zeros_like(w), w / beta[:, k, None].clamp(min=1e-300))
+        theta, s = _ritz(alpha[:, : k + 1], beta[:, :k])
+        # A sample that has converged keeps its pair, so that its result does not depend on the others in its chunk.
+        largest[running], weights[running, : k + 1] = theta[running], s[running]
+        running &= beta[:, k] * s[:, -1].abs() > tolerance * theta.abs()
+        if not running.any():
+            break
+    u = torch.einsum("nk,knp->np", weights, Q)
+    return largest.abs(), (product(u) - largest[:, None] * u).norm(dim=1)
+
+
+def _ritz(
+    alpha: Float[Tensor, "n m"], beta: Float[Tensor, "n _m1"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n m"]]:
+    """Return the eigenvalue of largest magnitude of each tridiagonal matrix, and its unit vector."""
+    T = torch.diag_embed(alpha) + torch.diag_embed(beta, 1) + torch.diag_embed(beta, -1)
+    values, vectors = torch.linalg.eigh(T)
+    largest = values.abs().argmax(dim=1)
+    each = torch.arange(len(T), device=T.device)
+    return values[each, largest], vectors[each, :, largest]
 
 
 def lanczos_quadrature(
