@@ -126,6 +126,14 @@ def test_a_killed_training_resumes_to_the_same_bits(killed_at, optimizer, data, 
     assert not (tmp_path / "broken.unfinished").exists()
 
 
+def test_a_finished_training_left_in_place_is_not_repeated(data, tmp_path, monkeypatch):
+    first = run(data, None, unfinished=tmp_path / "kept")
+    monkeypatch.setattr(training._Trainer, "update", lambda self: 1 / 0)
+    assert_same(first, run(data, None, unfinished=tmp_path / "kept"))
+    with pytest.raises(ValueError, match="needs a directory"):
+        run(data, None)
+
+
 def test_a_state_of_other_settings_or_a_damaged_one_is_not_resumed(data, tmp_path, monkeypatch):
     whole = run(data, tmp_path / "whole")
     for spoil in ("settings", "bytes"):

@@ -126,7 +126,7 @@ def sample_gradients(
     architecture: Architecture,
     unit: int = 1,
     dtype: torch.dtype = torch.float64,
-    chunk: int = 128,
+    chunk: int = 256,
 ) -> Iterator[Tensor]:
     """Yield ∇l_i(w) as rows (chunk, P), or the mean of each whole batch of `unit` samples as one row."""
     device = images.device

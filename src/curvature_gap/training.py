@@ -56,7 +56,7 @@ class TrainingSettings:
     gradient_clip: float | None = None
     """Largest Euclidean norm of the whole gradient."""
     checkpoint_steps: tuple[int, ...] = ()
-    evaluate_every: int = 500
+    evaluate_every: int = 100
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ def train(
     settings: TrainingSettings,
     train_set: tuple[Tensor, Tensor],
     validation_set: tuple[Tensor, Tensor],
-    directory: Path,
+    directory: Path | None,
     *,
     seed: int,
     unfinished: Path | None = None,
@@ -166,7 +166,8 @@ def train(
         settings: Optimiser, schedule, steps, checkpoints.
         train_set: Normalised float32 images (n, c, s, s) and int64 labels (n,).
         validation_set: The same, held out.
-        directory: Where the checkpoints go.
+        directory: Where the checkpoints go. None leaves everything in `unfinished`, which must then be given: a
+            repeated call finds the finished training there and returns at once.
         seed: Of the initial weights, the order of the data and the augmentation.
         unfinished: Default `directory` with the suffix `.unfinished`.
         device: Where to compute.
@@ -177,18 +178,22 @@ def train(
         TrainingDivergedError: If the loss or a weight stops being finite; names the step and the last good checkpoint.
     """
     _check_data(architecture, train_set, validation_set)
-    unfinished = unfinished or directory.with_name(directory.name + ".unfinished")
+    if unfinished is None:
+        if directory is None:
+            raise ValueError("train needs a directory, or a place for the unfinished training, or both.")
+        unfinished = directory.with_name(directory.name + ".unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     with threads(settings.threads):
         trainer = _Trainer(architecture, settings, train_set, validation_set, unfinished, seed, device, log)
         trainer.resume()
         trainer.run()
-    directory.mkdir(parents=True, exist_ok=True)
-    # Copied, not moved: whoever is killed here, or has these outputs deleted, finds them in `unfinished` again.
-    for path in sorted(unfinished.iterdir()):
-        if path.name != STATE and not path.name.startswith("."):
-            _write(directory / path.name, path.read_bytes())
-    shutil.rmtree(unfinished)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Copied, not moved: whoever is killed here, or has these outputs deleted, finds them in `unfinished` again.
+        for path in sorted(unfinished.iterdir()):
+            if path.name != STATE and not path.name.startswith("."):
+                _write(directory / path.name, path.read_bytes())
+        shutil.rmtree(unfinished)
     return {name: p.detach().cpu() for name, p in trainer.parameters.items()}
 
 
