@@ -48,6 +48,12 @@ BLOCK_LABELS = {
     "embed_bias": "embed bias",
     "classifier_bias": "class. bias",
 }
+SHORT_LABELS = {
+    "LN1_gamma": r"$\gamma_1$",
+    "LN1_beta": r"$\beta_1$",
+    "LN2_gamma": r"$\gamma_2$",
+    "LN2_beta": r"$\beta_2$",
+}
 
 # The same block has the same colour in every figure; dashes tell apart what colour alone would not.
 BLOCK_COLOURS = {
@@ -106,7 +112,7 @@ _STYLE: Any = {
     "legend.borderaxespad": 0.2,
     "image.cmap": "viridis",
     "figure.figsize": (COLUMN, 2.4),
-    "figure.dpi": 150,
+    "figure.dpi": 120,
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.hashsalt": "curvature-gap",
@@ -140,6 +146,9 @@ def save_figure(fig: "Figure", stem: str | Path, caption: str) -> None:
         display(Markdown(caption))
     if not str(stem):
         return
+    # The layout is solved once, not again for each file.
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")
     # matplotlib reads this for a PDF's dates.
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
     metadata = {".pdf": {"Creator": None, "Producer": None, "CreationDate": None}, ".png": {"Software": None}}
@@ -219,6 +228,18 @@ def label(block: str) -> str:
 def panel_title(ax: "Axes", letter: str, text: str) -> None:
     """Write `(a) text` above a panel."""
     ax.set_title(f"({letter}) {text}")
+
+
+def log_axis(axis: Any) -> None:
+    """Make an x or y axis logarithmic, after drawing: plain numbers at 1, 2, 5 where it spans little, else powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    low, high = sorted(axis.get_view_interval())
+    if high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 3 * low else range(1, 10)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def light_grid(ax: "Axes", axis: str = "both") -> None:

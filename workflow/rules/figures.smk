@@ -66,6 +66,63 @@ for name in HESSIAN_DATASETS:
     )
     FIGURES |= hessian_entries(name, *names)
 
+FIGURES["fig05"] = figure_entry(
+    "fig05",
+    PAPER,
+    "Norms of parameters and Hessian blocks over training",
+    {"batch_size": DATASETS["mnist"]["hessian"]["batch_size"]},
+    dynamics=f"{RESULTS}/tables/dynamics.csv",
+    data=dataset_record("mnist"),
+    metrics=metrics("mnist"),
+)
+
+
+def steps_shown():
+    """Return up to four steps of the first 1000, log-spaced, whose whole Hessian is there."""
+    steps = sorted(
+        step
+        for step in [0, *DATASETS["mnist"]["training"].get("checkpoint_steps", [])]
+        if step <= 1000
+    )
+    return (
+        [steps[round(i * (len(steps) - 1) / 3)] for i in range(4)]
+        if len(steps) > 4
+        else steps
+    )
+
+
+def first_steps(notebook, what):
+    """Return one of FIG-7 to FIG-11, of the first MNIST run."""
+    run = runs("mnist")[0]
+    steps = steps_shown()
+    stage = {step: f"step_{step:05d}" if step else "init" for step in steps}
+    return figure_entry(
+        notebook,
+        PAPER,
+        f"{what} during the first 1000 training steps",
+        {
+            "run": run,
+            "steps": steps,
+            "batch_size": DATASETS["mnist"]["hessian"]["batch_size"],
+        },
+        dynamics=f"{RESULTS}/tables/dynamics.csv",
+        checkpoints=[checkpoint(run, stage[step]) for step in steps],
+        hessians=[hessian(run, stage[step]) for step in steps],
+        data=dataset_record("mnist"),
+    )
+
+
+FIGURES["fig07"] = first_steps("fig07", "Queries")
+FIGURES["fig08"] = first_steps("fig08", "Keys")
+FIGURES["fig09"] = first_steps("fig09", "Values")
+FIGURES["fig10"] = first_steps("fig10", "LayerNorm")
+FIGURES["fig11"] = first_steps("fig11", "Feed-forward part")
+
+
+# Figures whose inputs no rule makes.
+WAITING = {"fig05", "fig07", "fig08", "fig09", "fig10", "fig11"}
+FIGURES = {name: entry for name, entry in FIGURES.items() if name not in WAITING}
+
 
 def figure_of(wildcards):
     return FIGURES[wildcards.figure]
