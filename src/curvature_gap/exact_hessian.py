@@ -98,7 +98,7 @@ def exact_hessian(
         problem = batch_loss(model, images, targets, loss=loss, dtype=dtype)
         names = list(problem.parameters)
         pairs = _pairs(blocks, names)
-        chosen = _engine(engine, problem, model)
+        chosen = choose_engine(engine, problem, model)
         _check_memory(problem, pairs, chosen, memory_limit)
         hessian, asymmetry = _compute(problem, pairs, chosen, whole=blocks is None, progress=progress)
         hessian.batch_sha256 = batch_sha256 or hash_batch(images, targets)
@@ -169,7 +169,8 @@ def _pairs(blocks: str | Iterable[Pair] | None, names: list[str]) -> list[Pair]:
     return list(dict.fromkeys(pairs))
 
 
-def _engine(engine: str, problem: BatchLoss, model: nn.Module) -> str:
+def choose_engine(engine: str, problem: BatchLoss, model: nn.Module) -> str:
+    """Return "closed_form" or "autodiff". Raises ValueError for an unknown engine or one that cannot do this model."""
     if engine not in ("auto", "closed_form", "autodiff"):
         raise ValueError(f"engine must be auto, closed_form or autodiff, got {engine!r}.")
     if engine == "autodiff":
