@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,3 +72,30 @@ def public_path():
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def server():
+    """A local HTTP server: `server.files` maps a path to its content; `server.asked` lists what was asked for."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            instance.asked.append(self.path)
+            content = instance.files.get(self.path)
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            self.wfile.write((content or b"")[: instance.cut])
+
+        def log_message(self, *_):
+            pass
+
+    instance = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    instance.files, instance.asked, instance.cut = {}, [], None
+    instance.url = f"http://127.0.0.1:{instance.server_address[1]}"
+    thread = threading.Thread(target=instance.serve_forever)
+    thread.start()
+    yield instance
+    instance.shutdown()
+    thread.join()
+    instance.server_close()

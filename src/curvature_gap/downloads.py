@@ -100,8 +100,11 @@ def cache_directory() -> Path:
         return user_path(value, "CURVATURE_GAP_CACHE").absolute()
     import platformdirs
 
-    directory = Path(platformdirs.user_cache_dir("curvature-gap", appauthor=False))
-    if directory.is_absolute():
+    try:
+        directory = Path(platformdirs.user_cache_dir("curvature-gap", appauthor=False))
+    except RuntimeError:
+        directory = Path("~")
+    if directory.is_absolute():  # older versions of platformdirs return a path below "~" instead of raising
         return directory
     return Path(tempfile.gettempdir()) / f"curvature-gap-{os.getuid()}"
 

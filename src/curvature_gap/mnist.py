@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,9 @@ def parse_idx(payload: bytes, where: str) -> np.ndarray:
     if len(payload) < 4 or payload[:3] != bytes([0, 0, IDX_UINT8]):
         raise SourceError(f"{where} is not an IDX file of bytes")
     start = 4 + 4 * payload[3]
+    if len(payload) < start:
+        raise SourceError(f"{where} is truncated: {len(payload)} bytes, the header alone has {start}")
     shape = tuple(int(size) for size in np.frombuffer(payload[4:start], ">u4"))
-    if len(shape) != payload[3] or len(payload) - start != np.prod(shape, dtype=np.int64):
+    if len(payload) - start != prod(shape):
         raise SourceError(f"{where} is truncated: {len(payload)} bytes for shape {shape}")
     return np.frombuffer(payload, np.uint8, offset=start).reshape(shape)
