@@ -4,8 +4,12 @@ import torch
 
 from curvature_gap.architecture import Architecture
 from curvature_gap.loss_increments import (
+    Measurement,
+    a1_fit_rows,
+    a1_rows,
     binned,
     displaced,
+    fit_rows,
     gradient_curves,
     increment_rows,
     increments,
@@ -15,8 +19,10 @@ from curvature_gap.loss_increments import (
     sample_losses,
     slope,
     t7_constant,
+    t7_rows,
 )
 from curvature_gap.maps import cross_entropy
+from curvature_gap.power_law import log_spaced
 from curvature_gap.vit import flatten_parameters, initial_parameters, vit_logits
 
 SMALL = Architecture(image_size=6, channels=2, patch=3, classes=5, d_V=4, d_ff=7)
@@ -182,3 +188,66 @@ def test_rows_carry_the_contracts_columns_and_the_gradients_at_their_k(randn):
     assert of_first[4]["increment"] == pytest.approx(curves[0, 3])
     assert of_first[4]["rhs_exact"] == pytest.approx(2 / 5)
     assert np.isnan(of_first[2]["grad_norm"])
+
+
+@pytest.fixture
+def measurement():
+    rng = np.random.default_rng(3)
+    losses = rng.exponential(size=2000)
+    return Measurement(losses, losses + 0.01 * rng.random(2000), 0.5, 3.0, 1e-6, 7, 12.0, n_orderings=11, seed=4)
+
+
+def test_a_measurement_survives_its_file(measurement, tmp_path):
+    measurement.save(tmp_path / "m.npz")
+    again = Measurement.load(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.losses, measurement.losses)
+    assert (again.distance, again.M, again.M_samples, again.seed) == (0.5, 3.0, 7, 4)
+    for batch in (1, 16):
+        np.testing.assert_array_equal(again.curves(batch)[1], measurement.curves(batch)[1])
+
+
+def test_the_constants_of_t7(measurement):
+    L = measurement.losses.max()
+    assert measurement.constant() == 2 * L
+    assert measurement.constant(displaced=True) == pytest.approx(2 * L + 3 * 0.25)
+    assert measurement.constant(displaced=True, tight=True) == pytest.approx(2 * L + 12 * 0.25)
+
+
+def test_repeated_passes_leave_the_slope_at_minus_one(measurement):
+    rows = fit_rows(measurement, {"run": "r"}, batch=20, passes=6)
+    assert [(row["batch"], row["passes"], row["part"]) for row in rows] == [
+        (1, 1, "all"),
+        (20, 1, "all"),
+        (20, 6, "all"),
+        (20, 6, "later"),
+    ]
+    for row in rows:
+        assert row["exponent"] == pytest.approx(-1, abs=0.1)
+        assert row["low"] < row["exponent"] < row["high"]
+    assert rows[3]["k_first"] == 2000
+    assert rows[3]["k_last"] == 11980
+
+
+def test_t7_rows_count_violations(measurement):
+    at_minimum, away = t7_rows(measurement, {"run": "r"})
+    assert (at_minimum["violations"], at_minimum["distance"]) == (0, 0.0)
+    assert at_minimum["worst_ratio"] <= 0.5
+    assert away["constant"] > at_minimum["constant"]
+    assert away["n_cases"] == 11 * 1999
+    # A displacement that raises the losses far beyond L, with an M of zero, breaks the bound, and that is seen.
+    losses = measurement.losses
+    broken = Measurement(losses, 100 * losses, 0.5, 0.0, 0.0, 7, 0.0, n_orderings=11, seed=4)
+    assert t7_rows(broken, {})[1]["violations"] > 0
+
+
+def test_a1_of_gradients_with_mean_zero_falls_like_one_over_the_root(randn):
+    # Independent gradients with mean zero: A1 holds in the limit, and ‖∇L_k‖ is the noise of a mean.
+    g = randn(4000, 50)
+    curves = gradient_curves([g - g.mean(0)], orderings(4000, 12, seed=0), log_spaced(1, 400, 15))
+    norm, increment = a1_fit_rows(curves, {"run": "r"}, 1, seed=0)
+    assert norm["exponent"] == pytest.approx(-0.5, abs=0.05)
+    assert increment["exponent"] == pytest.approx(-1, abs=0.1)
+    assert norm["grad_norm_all"] < 1e-12
+    rows = a1_rows(curves, {"run": "r"}, 2)
+    assert len(rows) == 12 * len(curves.k)
+    assert rows[1]["k"] == 2 * curves.k[1]

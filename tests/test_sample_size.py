@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from curvature_gap.loss_increments import increments, orderings, slope, t7_constant
+from curvature_gap.loss_increments import Measurement, increments, orderings, slope, t7_constant
 from curvature_gap.power_law import PowerLaw
-from curvature_gap.sample_size import from_bound, from_fit, observed, sample_size
+from curvature_gap.sample_size import from_bound, from_fit, observed, sample_size, sample_size_for
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 0.1, 1 / 3, 0.007, 1e-6])
@@ -54,3 +54,26 @@ def test_a_tolerance_beyond_the_data_is_predicted_but_not_observed():
 def test_a_tolerance_that_is_not_positive_is_refused(epsilon):
     with pytest.raises(ValueError, match="epsilon must be a positive number"):
         from_bound(epsilon, 1.0)
+
+
+def test_the_commands_answer_comes_from_the_stored_run(tmp_path):
+    losses = np.random.default_rng(0).exponential(size=900)
+    measurement = Measurement(losses, losses, 0.1, 2.0, 0.0, 5, np.nan, n_orderings=10, seed=0)
+    measurement.save(tmp_path / "increments" / "mnist_seed0.npz")
+    answer = sample_size_for(0.02, tmp_path, "mnist_seed0")
+    assert answer["run"] == "mnist_seed0"
+    assert answer["bound"] == from_bound(0.02, 2 * losses.max())
+    assert answer["first"] <= answer["sustained"] <= answer["bound"]
+    with pytest.raises(FileNotFoundError, match="measured increments: mnist_seed0"):
+        sample_size_for(0.02, tmp_path, "mnist_seed7")
+    with pytest.raises(ValueError, match="epsilon"):
+        sample_size_for(0.0, tmp_path, "mnist_seed0")
+
+
+def test_a_dataset_out_of_reach_says_so(tmp_path):
+    empty = np.zeros(0)
+    Measurement(empty, empty, 0.0, np.nan, np.nan, 0, np.nan, n_orderings=10, seed=0).save(
+        tmp_path / "increments" / "cifar100_seed0.npz"
+    )
+    with pytest.raises(ValueError, match="not run"):
+        sample_size_for(0.1, tmp_path, "cifar100_seed0")

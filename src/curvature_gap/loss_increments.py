@@ -5,7 +5,8 @@ permutation of them, and L_{k+b} − L_k = Σ_{k<j≤k+b} (l_j − L_k) / (k + b
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from curvature_gap.architecture import Architecture
+from curvature_gap.files import atomic_path
 from curvature_gap.power_law import Array, PowerLaw, bootstrap_power_law, log_spaced
 from curvature_gap.vit import flatten_parameters, unflatten_parameters, vit_logits
 
@@ -245,3 +247,145 @@ def increment_rows(
         for i in range(len(curves))
         for j in kept
     ]
+
+
+def a1_rows(curves: GradientCurves, identity: Mapping[str, Any], unit: int) -> list[dict[str, Any]]:
+    """Return the rows of `assumption_a1.csv`: both gradient norms along every ordering; k counts samples."""
+    return [
+        {
+            **identity,
+            "ordering": i,
+            "k": int(k) * unit,
+            "grad_norm": float(curves.norm[i, j]),
+            "grad_increment": float(curves.increment[i, j]),
+            "grad_norm_all": curves.full,
+            "batch": unit,
+        }
+        for i in range(len(curves.norm))
+        for j, k in enumerate(curves.k)
+    ]
+
+
+def a1_fit_rows(curves: GradientCurves, identity: Mapping[str, Any], unit: int, seed: int) -> list[dict[str, Any]]:
+    """Return the exponents in k of ‖∇L_k‖ and ‖∇L_{k+1} − ∇L_k‖, their first and last means, and ‖∇L_n‖.
+
+    A1 asks both to vanish at every k. An exponent of −1/2 of the first is the noise of a mean over k samples.
+    """
+    rows = []
+    for quantity, values in (("grad_norm", curves.norm), ("grad_increment", curves.increment)):
+        law = bootstrap_power_law(curves.k * unit, values, np.random.default_rng(seed))
+        first, last = values.mean(axis=0)[[0, -1]]
+        fitted = {"exponent": law.exponent, "low": law.low, "high": law.high, "prefactor": law.prefactor}
+        ends = {"first": float(first), "last": float(last), "grad_norm_all": curves.full, "batch": unit}
+        rows.append({**identity, "quantity": quantity, **fitted, "n_orderings": law.n, **ends})
+    return rows
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one pass over the samples leaves: from it every curve, fit and sample size follows exactly.
+
+    `losses` are l_i(w*), `displaced_losses` l_i(w) at ‖w − w*‖ = `distance`. `M` is the largest ‖∇²l_i(w*)‖ among
+    `M_samples` samples, a lower estimate of the maximum, with `M_residual` the largest relative residual; `M_tight` is
+    a proven upper bound, NaN where there is none.
+    """
+
+    losses: Array
+    displaced_losses: Array
+    distance: float
+    M: float
+    M_residual: float
+    M_samples: int
+    M_tight: float
+    n_orderings: int
+    seed: int
+
+    def curves(self, batch: int = 1, passes: int = 1, displaced: bool = False) -> tuple[Array, Array]:
+        """Return k and the increments along every ordering (n_orderings, len(k))."""
+        losses = self.displaced_losses if displaced else self.losses
+        return increments(losses[orderings(len(losses), self.n_orderings, self.seed, passes)], batch)
+
+    def constant(self, displaced: bool = False, tight: bool = False) -> float:
+        """Return c of T7's right-hand side c / (k + 1), with M exact or the tight bound."""
+        M = self.M_tight if tight else self.M
+        return t7_constant(float(self.losses.max()), M if displaced else 0.0, self.distance if displaced else 0.0)
+
+    def save(self, path: Path | str) -> None:
+        """Write an npz file without pickles, atomically."""
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in asdict(self).items()})
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Measurement":
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] if file[name].ndim else file[name].item() for name in file.files}
+        return cls(**values)
+
+
+def fit_rows(measurement: Measurement, identity: Mapping[str, Any], batch: int, passes: int) -> list[dict[str, Any]]:
+    """Return the fitted slopes: sample by sample and batch by batch, in one pass and in repeated ones.
+
+    `later` fits only what follows the first pass. There nothing new is seen, L_k has converged to L_n, and the slope is
+    −1 all the same: it is the weight 1 / (k + 1) of one sample in a mean, whatever the sample.
+    """
+    rows = []
+    n = len(measurement.losses)
+    for size, n_passes in ((1, 1), (batch, 1), (batch, passes)):
+        k, curves = measurement.curves(size, n_passes)
+        rows.append(_fit_row(identity, k, curves, size, n_passes, "all", measurement.seed))
+        if n_passes > 1:
+            late = k >= n
+            rows.append(_fit_row(identity, k[late], curves[:, late], size, n_passes, "later", measurement.seed))
+    return rows
+
+
+def _fit_row(
+    identity: Mapping[str, Any], k: Array, curves: Array, batch: int, passes: int, part: str, seed: int
+) -> dict[str, Any]:
+    law = slope(k, curves, batch, seed)
+    return {
+        **identity,
+        "batch": batch,
+        "passes": passes,
+        "part": part,
+        "exponent": law.exponent,
+        "low": law.low,
+        "high": law.high,
+        "prefactor": law.prefactor,
+        "n_orderings": law.n,
+        "k_first": int(max(k[0], BATCHES_BEFORE_FIT * batch)),
+        "k_last": int(k[-1]),
+    }
+
+
+def t7_rows(measurement: Measurement, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, at w* and at the displaced w, T7's constants and how the increments compare with its right-hand side.
+
+    `worst_ratio` is the largest increment over right-hand side, `median_ratio` the median, `violations` the number of
+    (ordering, k) where the increment exceeds it, for M exact. Source: T7.
+    """
+    rows = []
+    for at, away in (("w*", False), ("displaced", True)):
+        k, curves = measurement.curves(displaced=away)
+        ratio = curves * (k + 1) / measurement.constant(away)
+        rows.append(
+            {
+                **identity,
+                "at": at,
+                "distance": measurement.distance if away else 0.0,
+                "L": float(measurement.losses.max()),
+                "mean_loss": float((measurement.displaced_losses if away else measurement.losses).mean()),
+                "M": measurement.M,
+                "M_residual": measurement.M_residual,
+                "M_samples": measurement.M_samples,
+                "M_tight": measurement.M_tight,
+                "constant": measurement.constant(away),
+                "constant_tight": measurement.constant(away, tight=True),
+                "worst_ratio": float(ratio.max()),
+                "median_ratio": float(np.median(ratio)),
+                "violations": int((ratio > 1).sum()),
+                "n_cases": int(ratio.size),
+            }
+        )
+    return rows

@@ -1,10 +1,13 @@
 """How many samples until one more changes the loss by less than ε: predicted by the bound, by a fit, and observed."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import floor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from curvature_gap.loss_increments import Measurement, slope
 from curvature_gap.power_law import Array, PowerLaw
 
 
@@ -94,3 +97,28 @@ def _median(values: Array) -> float:
 def _check(epsilon: float) -> None:
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon must be a positive number, got {epsilon}.")
+
+
+def sample_sizes(measurement: Measurement, epsilons: Array) -> list[SampleSize]:
+    """Return the answers for several ε from one measurement, at w*."""
+    k, curves = measurement.curves()
+    law = slope(k, curves, 1, measurement.seed)
+    return [sample_size(float(epsilon), measurement.constant(), law, k, curves) for epsilon in epsilons]
+
+
+def sample_size_for(epsilon: float, results: Path, run: str) -> dict[str, Any]:
+    """Return the answer for a run of the workflow, from `increments/<run>.npz` in its results.
+
+    Raises:
+        ValueError: If ε is not positive.
+        FileNotFoundError: If the run's increments were not measured; the message lists the runs that were.
+    """
+    _check(epsilon)
+    path = results / "increments" / f"{run}.npz"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.npz"))) or "none"
+        raise FileNotFoundError(f"{path} does not exist; runs with measured increments: {there}.")
+    measurement = Measurement.load(path)
+    if len(measurement.losses) == 0:
+        raise ValueError(f"{run} was not run: its dataset was out of reach.")
+    return {"run": run, **asdict(sample_sizes(measurement, np.array([epsilon]))[0])}

@@ -28,6 +28,8 @@ from curvature_gap.vit import ViT, initial_parameters, vit_logits
 
 METRICS = ("step", "loss", "train_accuracy", "validation_accuracy")
 CROP_PADDING = 4
+LOG_LINES = 10
+"""Plain lines of progress in the log, beside one for each row of the metrics."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,10 @@ class _Trainer:
         for _ in tqdm(steps, initial=self.step, total=self.settings.steps, disable=not sys.stderr.isatty()):
             self.update()
             ended = self.step == self.settings.steps
+            if self.step % max(1, self.settings.steps // LOG_LINES) == 0:
+                self.log(
+                    f"step {self.step} of {self.settings.steps}: loss {self.sums['loss'] / self.sums['updates']:.4f}"
+                )
             evaluates = ended or self.step % self.settings.evaluate_every == 0
             if evaluates:
                 self.evaluate()
