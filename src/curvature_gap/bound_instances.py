@@ -177,8 +177,8 @@ def _pair(draw: Draw, generator: torch.Generator, tilt: float) -> None:
         "X": X,
         "W_Q": W_Q,
         "W_K": W_K,
-        "W_V": eye * _log_uniform(b, -6, 1, generator),
-        "residual": residual * _log_uniform(b, -6, 6, generator),
+        "W_V": eye * _log_uniform(b, -6.0, 1.0, generator),
+        "residual": residual * _log_uniform(b, -6.0, 6.0, generator),
     }
 
 
@@ -205,25 +205,26 @@ def _one_extreme_scale(draw: Draw, generator: torch.Generator) -> None:
     draw[name] = draw[name] * _log_uniform(draw[name].shape[0], -5, 5, generator)
 
 
+# The structures that break bounds come first, so that a small search meets them too.
 STRUCTURES: tuple[Callable[[Draw, torch.Generator], None], ...] = (
-    _plain,
-    _unit_scale,
-    _zero_queries,
+    _tied_pair,
+    _tied_pair_no_residual,
+    _skewed_pair,
     _zero_keys,
-    _zero_values,
     _tiny_feed_forward,
+    _unit_scale,
     _zero_residual,
-    _large_residual,
-    _rank_one,
     _near_constant_rows,
-    _collinear_tokens,
-    _identical_tokens,
+    _plain,
+    _large_residual,
+    _zero_values,
     _antipodal_tokens,
     _saturated_softmax,
-    _tied_pair,
-    _skewed_pair,
-    _tied_pair_no_residual,
     _one_extreme_scale,
+    _zero_queries,
+    _rank_one,
+    _collinear_tokens,
+    _identical_tokens,
 )
 
 

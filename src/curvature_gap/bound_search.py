@@ -6,7 +6,7 @@ witness. Every witness's exact side is recomputed by nested automatic differenti
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, nan
 from pathlib import Path
 from zipfile import BadZipFile
@@ -233,6 +233,8 @@ def _ascend(comparison: Comparison, start: Draw, columns: Tensor, steps: int) ->
 # --- Verdicts -----------------------------------------------------------------------------------------------------
 
 Checked = tuple[Row, Witness | None]
+Found = dict[int, SearchResult]
+"""Searches of corrected forms already done, by the comparison's identity: both versions of T1 share theirs."""
 
 
 @dataclass(frozen=True)
@@ -240,21 +242,25 @@ class BoundCheck:
     """How one statement is checked: by search, from its parts, or by the landscape's own functions."""
 
     id: str
-    run: Callable[[SearchBudget], Checked]
+    run: Callable[[SearchBudget, Found], Checked]
     parts: tuple[str, ...] = ()
 
 
-def _check_case(case: BoundCase, budget: SearchBudget) -> Checked:
+def _check_case(case: BoundCase, budget: SearchBudget, found: Found) -> Checked:
     printed = search(case, case.printed, budget)
     violated = printed.ratio > 1 + TOLERANCE
     notes = [case.reading] if case.reading else []
     notes.append(_summary("printed", printed, budget, violated))
     if case.other is not None:
-        other = search(case, case.other, budget)
-        notes.append(f"{case.other_reading}: {_summary('', other, budget, other.ratio > 1 + TOLERANCE)}")
+        # A reading that does not decide the verdict gets a quarter of the effort, and says so.
+        quarter = replace(budget, instances=-(-budget.instances // 4), ascents=-(-budget.ascents // 4))
+        other = search(case, case.other, quarter)
+        notes.append(f"{case.other_reading}: {_summary('', other, quarter, other.ratio > 1 + TOLERANCE)}")
     verdict = "not_needed"
     if case.corrected is not None:
-        corrected = search(case, case.corrected, budget)
+        if id(case.corrected) not in found:
+            found[id(case.corrected)] = search(case, case.corrected, budget)
+        corrected = found[id(case.corrected)]
         fails = corrected.ratio > 1 + TOLERANCE
         notes.append(_summary("corrected", corrected, budget, fails))
         if violated:
@@ -301,12 +307,12 @@ def combine(id: str, rows: list[Row]) -> Row:
 
 
 def _case_check(case: BoundCase) -> BoundCheck:
-    return BoundCheck(case.id, lambda budget: _check_case(case, budget))
+    return BoundCheck(case.id, lambda budget, found: _check_case(case, budget, found))
 
 
 def _parent_check(id: str, parts: tuple[str, ...]) -> BoundCheck:
-    def run(budget: SearchBudget) -> Checked:
-        checked = [BOUND_CHECKS[part].run(budget) for part in parts]
+    def run(budget: SearchBudget, found: Found) -> Checked:
+        checked = [BOUND_CHECKS[part].run(budget, found) for part in parts]
         return combine(id, [row for row, _ in checked]), _worst_witness([w for _, w in checked])
 
     return BoundCheck(id, run, parts)
@@ -324,7 +330,8 @@ PARENTS: dict[str, tuple[str, ...]] = {
 BOUND_CHECKS: dict[str, BoundCheck] = {id: _case_check(case) for id, case in BOUND_CASES.items()}
 BOUND_CHECKS |= {id: _parent_check(id, parts) for id, parts in PARENTS.items()}
 BOUND_CHECKS |= {
-    id: BoundCheck(id, lambda budget, check=check: (check(budget.seed), None)) for id, check in LANDSCAPE_CHECKS.items()
+    id: BoundCheck(id, lambda budget, found, check=check: (check(budget.seed), None))
+    for id, check in LANDSCAPE_CHECKS.items()
 }
 
 
@@ -336,14 +343,15 @@ def run_bound_check(id: str, budget: SearchBudget) -> Checked:
     """
     if id not in BOUND_CHECKS:
         raise KeyError(f"No bound check {id!r}; known: {', '.join(BOUND_CHECKS)}.")
-    return BOUND_CHECKS[id].run(budget)
+    return BOUND_CHECKS[id].run(budget, {})
 
 
 def run_bound_checks(budget: SearchBudget, ids: Iterable[str] | None = None) -> dict[str, Checked]:
     """Return every verdict and witness, each search run once: parents are combined from their parts."""
     wanted = list(BOUND_CHECKS if ids is None else ids)
     needed = dict.fromkeys(part for id in wanted for part in (BOUND_CHECKS[id].parts or (id,)))
-    checked = {id: run_bound_check(id, budget) for id in needed}
+    found: Found = {}
+    checked = {id: BOUND_CHECKS[id].run(budget, found) for id in needed}
     for id in wanted:
         parts = BOUND_CHECKS[id].parts
         if parts:

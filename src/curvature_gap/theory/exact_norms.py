@@ -201,6 +201,8 @@ class BlockDerivatives:
         self.D = (self.Y @ self.W_1 > 0).to(self.W_1.dtype)
         self.hidden = torch.relu(self.Y @ self.W_1)
         self.S = self.Y + self.hidden @ self.W_2
+        self._xi: dict[tuple[str, str], Tensor] = {}
+        self._output_hessian: dict[tuple[str, str], Tensor] = {}
 
     @cached_property
     def J_Y(self) -> Float[Tensor, "b L d d"]:
@@ -236,7 +238,14 @@ class BlockDerivatives:
         return {"1": B_1, "2": B_2} | {k: self.J_SY @ self.dY[k] for k in ATTENTION_WEIGHTS}
 
     def xi(self, i: str, j: str) -> Float[Tensor, "b L d n m"]:
-        """ξ_ij = ∂B_i/∂W_j, that is ∂²S/∂W_i∂W_j. Source: T5."""
+        """ξ_ij = ∂B_i/∂W_j, that is ∂²S/∂W_i∂W_j; ξ_ji is its transpose in the last two axes. Source: T5."""
+        if BLOCK_WEIGHTS.index(i) > BLOCK_WEIGHTS.index(j):
+            return self.xi(j, i).mT
+        if (i, j) not in self._xi:
+            self._xi[i, j] = self._second_derivative_of_S(i, j)
+        return self._xi[i, j]
+
+    def _second_derivative_of_S(self, i: str, j: str) -> Float[Tensor, "b L d n m"]:
         if i == j and i in "12":
             n = self.B[i].shape[-1]
             return self.Y.new_zeros(*self.Y.shape, n, n)
@@ -244,8 +253,6 @@ class BlockDerivatives:
             eye_ff = torch.eye(self.D.shape[-1], dtype=self.Y.dtype)
             xi = torch.einsum("fg,jq,bif,bip->bijpfgq", eye_ff, self.eye, self.D, self.Y)
             return xi.flatten(-4, -3).flatten(-2)
-        if j in "12":
-            return self.xi(j, i).mT
         if i == "1":
             return torch.einsum("bfj,bif,bipn->bijpfn", self.W_2, self.D, self.dY[j]).flatten(-3, -2)
         if i == "2":
@@ -261,8 +268,13 @@ class BlockDerivatives:
 
     def output_hessian(self, i: str, j: str) -> Float[Tensor, "b L d n m"]:
         """H_tr^(i,j) = (J_Z ⊗ I) ξ_ij + (I ⊗ B_iᵀ) H_Z B_j. Source: T5."""
-        curved = _bilinear(self.H_Z, self.B[i], self.B[j])
-        return curved if i == j and i in "12" else curved + _left(self.J_Z, self.xi(i, j))
+        if BLOCK_WEIGHTS.index(i) > BLOCK_WEIGHTS.index(j):
+            return self.output_hessian(j, i).mT
+        if (i, j) not in self._output_hessian:
+            curved = _bilinear(self.H_Z, self.B[i], self.B[j])
+            flat = i == j and i in "12"
+            self._output_hessian[i, j] = curved if flat else curved + _left(self.J_Z, self.xi(i, j))
+        return self._output_hessian[i, j]
 
 
 def _bilinear(H: Float[Tensor, "b L d d d"], left: Float[Tensor, "b L d n"], right: Float[Tensor, "b L d m"]) -> Tensor:
