@@ -202,7 +202,7 @@ def _one_extreme_scale(draw: Draw, generator: torch.Generator) -> None:
     """One tensor far larger or smaller than the others."""
     names = list(draw)
     name = names[int(torch.randint(len(names), (1,), generator=generator))]
-    draw[name] = draw[name] * _log_uniform(draw[name].shape[0], -5, 5, generator)
+    draw[name] = draw[name] * _log_uniform(draw[name].shape[0], -5.0, 5.0, generator)
 
 
 # The structures that break bounds come first, so that a small search meets them too.

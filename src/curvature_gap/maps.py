@@ -42,7 +42,7 @@ def attention_matrix(
     X: Float[Tensor, "... L d_V"], W_Q: Tensor, W_K: Tensor, heads: int = 1, causal: bool = False
 ) -> Float[Tensor, "... h L L"]:
     """Return A = softmax(X W_Q W_Kᵀ Xᵀ / sqrt(d_K)) for each head; d_K is the width of one head."""
-    L, d_K = X.shape[-2], W_Q.shape[1] // heads
+    L, d_K = X.shape[-2], W_Q.shape[-1] // heads
     Q = (X @ W_Q).unflatten(-1, (heads, d_K)).transpose(-2, -3)
     K = (X @ W_K).unflatten(-1, (heads, d_K)).transpose(-2, -3)
     T = Q @ K.transpose(-1, -2) / d_K**0.5

@@ -1,11 +1,14 @@
 """The block's Hessian in Kronecker sums against autodiff, and the data bound against exact norms."""
 
+import itertools
+
 import pytest
 import torch
 from torch.func import hessian
 
 from curvature_gap.maps import block, mse
-from curvature_gap.theory.block_bound import block_hessian, norm_rows
+from curvature_gap.theory.block_bound import block_apriori_bounds, block_hessian, feed_forward_slope, norm_rows
+from curvature_gap.theory.kronecker_sum import top_norm
 
 
 @pytest.fixture
@@ -52,3 +55,30 @@ def test_constant_row_and_wrong_shape_are_refused(randn, weights):
     W = weights(3, 2, 4) | {"W_2": randn(5, 3)}
     with pytest.raises(ValueError, match=r"W_2 \(5, 3\)"):
         block_hessian(randn(5, 3), W, randn(5, 3))
+
+
+def test_feed_forward_slope_bounds_every_pattern(randn):
+    W_1, W_2 = randn(3, 5), randn(5, 3)
+    bound = feed_forward_slope(W_1, W_2)
+    for bits in itertools.product([0.0, 1.0], repeat=5):
+        D = torch.tensor(bits).double()
+        assert top_norm(torch.eye(3).double() + W_1 * D @ W_2) <= bound * (1 + 1e-12)
+
+
+def test_layer_norm_curvature_attains_its_bound():
+    """The worst angle between the target and the row has cos² = 1/3."""
+    x = torch.tensor([[1.0, -1.0, 0.0, 0.0]]).double() * 2**0.5
+    f = torch.tensor([[0.0, 0.0, 1.0, -1.0]]).double() / 2**0.5
+    w = (1 / 3) ** 0.5 * x / 2 + (2 / 3) ** 0.5 * f
+    torch.testing.assert_close(top_norm(norm_rows(x).curvature(w)), torch.tensor([2 / 12**0.5]).double())
+
+
+def test_apriori_bounds_every_block(randn, weights):
+    W = {name: w.expand(30, *w.shape) for name, w in weights(3, 2, 7).items()}
+    scale = torch.logspace(-2, 1, 30).double()[:, None, None]
+    W |= {"W_K": scale * W["W_K"], "W_V": scale.flip(0) * W["W_V"]}
+    X, target = randn(30, 5, 3), scale * randn(30, 5, 3)
+    H, bounds = block_hessian(X, W, target), block_apriori_bounds(X, W, target)
+    assert bounds.keys() == H.terms.keys()
+    for pair, bound in bounds.items():
+        assert (top_norm(H.block(pair)) <= bound * (1 + 1e-10)).all(), pair

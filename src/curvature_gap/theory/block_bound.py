@@ -15,8 +15,16 @@ from torch import Tensor
 
 from curvature_gap.maps import attention
 from curvature_gap.shapes import Float
-from curvature_gap.theory.attention_bound import attention_statistics, attention_terms, check_shapes, right_factors
-from curvature_gap.theory.kronecker_sum import KroneckerHessian, KroneckerSum, Pair
+from curvature_gap.theory.attention_bound import (
+    OutputNorms,
+    attention_norm_bounds,
+    attention_statistics,
+    attention_terms,
+    check_shapes,
+    right_factors,
+    token_norms,
+)
+from curvature_gap.theory.kronecker_sum import KroneckerHessian, KroneckerSum, Pair, top_norm
 
 
 @dataclass(frozen=True)
@@ -157,3 +165,71 @@ def block_hessian(
     order = ("W_Q", "W_K", "W_V", "W_1", "W_2")
     shapes = {name: (weights[name].shape[-2], weights[name].shape[-1]) for name in order}
     return KroneckerHessian(shapes, terms)
+
+
+def feed_forward_slope(W_1: Tensor, W_2: Tensor) -> Tensor:
+    """Bound ‖I + W_2ᵀ D W_1ᵀ‖ for every 0–1 diagonal D: D = (I + Σ)/2 with Σ = ±1, so only half of W_1 W_2 moves."""
+    identity = torch.eye(W_1.shape[-2], dtype=W_1.dtype, device=W_1.device)
+    product = top_norm(W_1) * top_norm(W_2)
+    return torch.minimum(1 + product, top_norm(identity + W_1 @ W_2 / 2) + product / 2)
+
+
+def block_apriori_bounds(
+    X: Float[Tensor, "*b L d_V"], weights: Mapping[str, Tensor], target: Float[Tensor, "*b L d_V"]
+) -> dict[Pair, Tensor]:
+    """Return a priori bounds on the blocks of `block_hessian`, from norms alone; `norm_of_norms` gives the total.
+
+    Besides the norms of attention's bound it takes the two rows of LayerNorm deviations σ_Y, σ_Z, as L3 does. With
+    T_i the centred target row, d = d_V, u = ‖I + W_2ᵀDW_1ᵀ‖ (`feed_forward_slope`): |G_i| ≤ c |T_i|/σ_Z,
+    ‖N_i‖ ≤ ν_i = 2 c |T_i|/(√(3d) σ_Z²) (on span(z, T_i) the curvature is a 2 x 2 matrix of norm
+    |T|(cos + √(cos² + 4 sin²))/(2√d σ²)), likewise ‖Λ_i‖ ≤ 2 u |G_i|/(√(3d) σ_Y²), so e_i = u² ν_i/σ_Y² + ‖Λ_i‖ and
+    |p_i| ≤ u |G_i|/σ_Y. |y_i| = √d; ‖diag(r) Y‖ also by Y = diag(1/σ_Y)(X + F) without row means; h by Y's.
+
+    Source: T6, L3.
+    """
+    W_Q, W_K, W_V, W_1, W_2 = (weights[name] for name in ("W_Q", "W_K", "W_V", "W_1", "W_2"))
+    check_shapes(X, W_Q, W_K, W_V, target)
+    L, d_V = X.shape[-2:]
+    tau = W_K.shape[-1] ** -0.5
+    rows_1 = norm_rows(X + attention(X, W_Q, W_K, W_V))
+    Y = rows_1.normalised
+    sigma_Y, sigma_Z = rows_1.sigma, norm_rows(Y + (Y @ W_1).relu() @ W_2).sigma
+    n = token_norms(X, W_Q, W_K, W_V)
+    k, v = n.k[..., None], n.v[..., None]
+    w_1, w_2, u = top_norm(W_1)[..., None], top_norm(W_2)[..., None], feed_forward_slope(W_1, W_2)[..., None]
+    T = 2 / (L * d_V) * (target - target.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    bend = 2 / (3 * d_V) ** 0.5
+    G = T / sigma_Z
+    nu = bend * T / sigma_Z.square()
+    e = u.square() * nu / sigma_Y.square() + bend * u * G / sigma_Y.square()
+    p = u * G / sigma_Y
+
+    def weighted_Y(r: Tensor) -> Tensor:
+        scaled = r / sigma_Y
+        by_input = n.weighted_X(scaled) + n.v * n.weighted_mu(scaled)
+        return torch.minimum(d_V**0.5 * r.norm(dim=-1), by_input)
+
+    def weighted_h(r: Tensor) -> Tensor:
+        by_rows = w_1[..., 0] * d_V**0.5 * r.norm(dim=-1)
+        return torch.minimum(by_rows, weighted_Y(r) * W_1.flatten(-2).norm(dim=-1))
+
+    p_all = p.norm(dim=-1)
+    slope = (n.reach_V[..., None] + v * n.shift) * p
+    bounds = attention_norm_bounds(n, OutputNorms(e, p, p_all, n.x * p_all, slope), W_K.shape[-1])
+    through = u * nu / sigma_Y
+    into = {
+        "W_V": (n.weighted_mu, torch.ones_like(T)),
+        "W_Q": (n.weighted_X, tau * k * v * n.gamma),
+        "W_K": (n.weighted_Z, tau * v * n.gamma),
+    }
+    for name, (right, size) in into.items():
+        first, second = (through * size).sqrt(), (size / sigma_Y).sqrt()
+        straight = (second * G).norm(dim=-1) * right(second)
+        bounds[name, "W_1"] = w_2[..., 0] * (weighted_Y(first) * right(first) + straight)
+        bounds[name, "W_2"] = weighted_h(first) * right(first) + w_1[..., 0] * straight
+    root = nu.sqrt()
+    mixed = torch.minimum(weighted_Y(G.sqrt()) * G.sum(-1).sqrt(), weighted_Y(torch.ones_like(G)) * G.norm(dim=-1))
+    bounds["W_1", "W_1"] = (w_2[..., 0] * weighted_Y(root)).square()
+    bounds["W_1", "W_2"] = w_2[..., 0] * weighted_Y(root) * weighted_h(root) + mixed
+    bounds["W_2", "W_2"] = weighted_h(root).square()
+    return bounds

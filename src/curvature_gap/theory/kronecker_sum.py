@@ -19,6 +19,9 @@ from curvature_gap.shapes import Float
 
 Pair = tuple[str, str]
 
+# Bounds that subtract add this share of what they subtracted from: above the rounding of float64 sums, below any use.
+ROUNDING = 1e-14
+
 
 def top_norm(M: Float[Tensor, "*b m n"]) -> Float[Tensor, "*b"]:
     """Return ‖M‖_2 from the Gram matrix of the shorter side.
@@ -154,12 +157,15 @@ def weighted_gram(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
 
 
 def frobenius_of_sum(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
-    """Return ‖Σ x_i z_iᵀ ⊗ N_i‖_F = (Σ_ij (x_i·x_j)(z_i·z_j)⟨N_i, N_j⟩)^½."""
+    """Return ‖Σ x_i z_iᵀ ⊗ N_i‖_F = (Σ_ij (x_i·x_j)(z_i·z_j)⟨N_i, N_j⟩)^½, plus what rounding may have eaten."""
     flat = N.flatten(-2)
     square = ((X @ X.mT) * (Z @ Z.mT) * (flat @ flat.mT)).sum((-1, -2))
-    # Cancellation can leave the tiny negative square of a vanishing sum; what rounding may have eaten is added back.
-    scale = (X.square().sum(-1) * Z.square().sum(-1) * flat.square().sum(-1)).sum(-1)
-    return (square.clamp_min(0) + 1e-14 * scale).sqrt()
+    return (square.clamp_min(0) + ROUNDING * lengths(X, Z, N).square()).sqrt()
+
+
+def lengths(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
+    """Return Σ_i |x_i| |z_i| ‖N_i‖_F, the size of a sum's terms before they cancel."""
+    return (X.norm(dim=-1) * Z.norm(dim=-1) * N.flatten(-2).norm(dim=-1)).sum(-1)
 
 
 def undeflated(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
@@ -262,9 +268,10 @@ class KroneckerHessian:
     def squared_frobenius(self, pair: Pair) -> Float[Tensor, "*b"]:
         """Return ‖block‖_F², an upper bound within rounding: what cancellation may have eaten is added back."""
         terms = self.terms[pair]
-        squares = [term.inner(term).clamp_min(0) for term in terms]
+        squares = [term.inner(term) for term in terms]
         crosses = [2 * a.inner(b) for i, a in enumerate(terms) for b in terms[i + 1 :]]
-        return (torch.stack(squares + crosses).sum(0) + 1e-14 * torch.stack(squares).sum(0)).clamp_min(0)
+        size = torch.stack([lengths(term.X, term.Z, term.full_N) for term in terms]).sum(0)
+        return torch.stack(squares + crosses).sum(0).clamp_min(0) + ROUNDING * size.square()
 
     def total_squared_frobenius(self) -> Float[Tensor, "*b"]:
         """Return ‖H‖_F²; a pair off the diagonal stands for two blocks."""
@@ -354,7 +361,7 @@ def deflated_frobenius(H: KroneckerHessian, n_products: int = 40) -> Float[Tenso
     pairs = ritz(H, n_products)
     theta, residual = pairs.theta, pairs.residual
     rest = square - theta.square().sum(-1) - 2 * residual.square().sum(-1)
-    d = (rest.clamp_min(0) + 1e-14 * square).sqrt()
+    d = (rest.clamp_min(0) + ROUNDING * square).sqrt()
     diagonal = torch.cat([theta.abs(), d[..., None]], -1)
     arrow = torch.diag_embed(diagonal)
     arrow[..., -1, :-1] = residual
@@ -402,7 +409,7 @@ def core_bound(H: KroneckerHessian, directions: Mapping[str, Directions]) -> Flo
         for (b, c), terms in H.terms.items()
     }
     total = H.total_squared_frobenius()
-    left = (total - T.square().sum((-1, -2)) - 2 * R.square().sum((-1, -2))).clamp_min(0) + 1e-13 * total
+    left = (total - T.square().sum((-1, -2)) - 2 * R.square().sum((-1, -2))).clamp_min(0) + 10 * ROUNDING * total
     beta = torch.minimum(norm_of_norms(H.shapes, rest), left.sqrt())
     w, S = torch.linalg.eigh(R.mT @ R)
     root = S * w.clamp_min(0).sqrt()[..., None, :] @ S.mT
@@ -424,17 +431,20 @@ def block_columns(parts: list[Tensor]) -> Tensor:
     return torch.cat(rows, -2)
 
 
-def block_norm_bound(H: KroneckerHessian) -> Float[Tensor, "*b"]:
-    """Return the norm of the matrix of `term_bound`s: no product with the Hessian, only per-token matrices."""
-    return norm_of_norms(H.shapes, H.block_bounds())
+def data_bound(
+    H: KroneckerHessian, r: int = 3, n_products: int = 20, blocks: Mapping[Pair, Tensor] | None = None
+) -> Float[Tensor, "*b"]:
+    """Return the least of `norm_of_norms`, `deflated_frobenius` and, for r > 0, `core_bound`, on H's term bounds.
 
-
-def data_bound(H: KroneckerHessian, r: int = 3, n_products: int = 20) -> Float[Tensor, "*b"]:
-    """Return the least of `block_norm_bound`, `deflated_frobenius` and, with r directions a weight, `core_bound`.
-
-    Weights with a side not longer than r get one direction fewer than that side.
+    Args:
+        r: Directions taken out per weight.
+        n_products: Products with H that choose the directions. In all it takes `n_products` + r Σ (shorter sides).
+        blocks: `H.block_bounds()`, if at hand.
     """
-    bounds = [block_norm_bound(H), deflated_frobenius(H, n_products)]
+    bounds = [
+        norm_of_norms(H.shapes, H.block_bounds() if blocks is None else blocks),
+        deflated_frobenius(H, n_products),
+    ]
     if r > 0:
         bounds.append(core_bound(H, leading_directions(H, r, n_products)))
     return torch.stack(bounds).amin(0)
