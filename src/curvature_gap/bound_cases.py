@@ -3,21 +3,27 @@
 Every statement becomes a `BoundCase`. Its `printed` comparison is the paper's; `corrected` is the valid form where the
 printed one fails; `other` is a second reading of the print, reported in the note. A comparison may have several
 pieces (one per block, say), each searched for.
-
-The second method differentiates the forward maps of `maps` with nested automatic differentiation, one instance at a
-time; nothing of `theory.exact_norms` enters it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
-from torch.func import hessian, jacfwd, jacrev
 
-from curvature_gap import maps
+from curvature_gap import bound_oracles as oracles
 from curvature_gap.bound_instances import Instances, Sizes
+from curvature_gap.bound_oracles import (
+    ALL_PAIRS,
+    ATTENTION_PAIRS,
+    MAIN_PAIRS,
+    NORM_PAIRS,
+    Oracle,
+    blocks_of,
+    places_of,
+    shuffle_matrix,
+)
 from curvature_gap.theory import printed_bounds as pb
 from curvature_gap.theory.exact_norms import (
     ATTENTION_WEIGHTS,
@@ -34,27 +40,38 @@ from curvature_gap.theory.exact_norms import (
     unfolding_norm,
 )
 
-Values = list[Tensor]
-Single = Mapping[str, Tensor]
-ATTENTION_INPUTS = ("X", "W_Q", "W_K", "W_V")
-BLOCK_INPUTS = ("X", "W_Q", "W_K", "W_V", "W_1", "W_2")
+Sides = Sequence[pb.Number]
+Side = Callable[[Instances], Sides]
+Blocks = Callable[[Instances], Mapping[pb.Pair, pb.Number]]
+ATTENTION = ("X", "W_Q", "W_K", "W_V")
+BLOCK = (*ATTENTION, "W_1", "W_2")
 ATTENTION_SIZES = (Sizes(3, 5, 2), Sizes(5, 3, 2), Sizes(7, 2, 3))
 T1_SIZES = (Sizes(3, 5, 2), Sizes(7, 2, 3), Sizes(49, 2, 2))
 BLOCK_SIZES = (Sizes(2, 3, 1, 2), Sizes(3, 4, 1, 2))
 MATRIX_SIZES = (Sizes(2, 5, 1), Sizes(5, 3, 1), Sizes(3, 7, 1))
+# ξ_k1 and ξ_k2 have no printed bound.
+PRINTED_PAIRS = tuple(pair for pair in ALL_PAIRS if pair[0] in "12" or pair[1] in "KQV")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """`exact(instances)` against `bound(instances)`, piece by piece; `second(inputs)` repeats the exact side.
 
-    `exact` and `bound` return one tensor (b,) per piece; `second` returns one number per piece.
+    `exact` and `bound` return a number or a tensor (b,) per piece; `second` one number per piece of one instance.
     """
 
     pieces: tuple[str, ...]
-    exact: Callable[[Instances], Values]
-    bound: Callable[[Instances], Values]
-    second: Callable[[Single], Values]
+    exact: Side
+    bound: Side
+    second: Oracle
+
+    def sides(self, instances: Instances) -> tuple[Tensor, Tensor]:
+        """Return both sides as tensors (b, pieces)."""
+        return _stacked(self.exact(instances), instances.X), _stacked(self.bound(instances), instances.X)
+
+
+def _stacked(values: Sides, X: Tensor) -> Tensor:
+    return torch.stack([torch.as_tensor(v, dtype=X.dtype).expand(len(X)) for v in values], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -71,230 +88,38 @@ class BoundCase:
     other_reading: str = ""
 
 
-# --- The second method: nested automatic differentiation of the forward maps --------------------------------------
+def _single(exact: Side, bound: Side, second: Oracle) -> Comparison:
+    """A comparison of one piece."""
+    return Comparison(("",), exact, bound, second)
 
 
-def _matrix_norm(M: Tensor) -> Tensor:
-    """The spectral norm by a singular value decomposition (`spectral_norm` uses a Gram matrix)."""
-    return torch.linalg.matrix_norm(M, 2)
-
-
-def _unfolded(tensor: Tensor) -> Tensor:
-    return _matrix_norm(tensor.reshape(-1, tensor.shape[-1]))
-
-
-def _attention_map(s: Single) -> tuple[Callable[[Tensor], Tensor], Tensor, dict[str, slice]]:
-    """Return θ ↦ F, θ = (W_K, W_Q, W_V) raveled, and each weight's place in θ."""
-    names = {"K": "W_K", "Q": "W_Q", "V": "W_V"}
-    shapes = {key: s[name].shape for key, name in names.items()}
-    places = _places({key: prod(shape) for key, shape in shapes.items()})
-    theta = torch.cat([s[name].reshape(-1) for name in names.values()])
-
-    def F(theta: Tensor) -> Tensor:
-        W = {key: theta[places[key]].reshape(shapes[key]) for key in names}
-        return maps.attention(s["X"], W["Q"], W["K"], W["V"])
-
-    return F, theta, places
-
-
-def _block_map(s: Single, stop: str = "Z") -> tuple[Callable[[Tensor], Tensor], Tensor, dict[str, slice]]:
-    """Return θ ↦ Z (or S, its input), θ = (W_1, W_2, W_K, W_Q, W_V) raveled, and each weight's place in θ."""
-    names = {"1": "W_1", "2": "W_2", "K": "W_K", "Q": "W_Q", "V": "W_V"}
-    shapes = {key: s[name].shape for key, name in names.items()}
-    places = _places({key: prod(shape) for key, shape in shapes.items()})
-    theta = torch.cat([s[name].reshape(-1) for name in names.values()])
-
-    def Z(theta: Tensor) -> Tensor:
-        W = {names[key]: theta[places[key]].reshape(shapes[key]) for key in names}
-        if stop == "Z":
-            return maps.block(s["X"], W)
-        Y = maps.layer_norm(s["X"] + maps.attention(s["X"], W["W_Q"], W["W_K"], W["W_V"]))
-        return Y + maps.feed_forward(Y, W["W_1"], W["W_2"])
-
-    return Z, theta, places
-
-
-def _places(lengths: Mapping[str, int]) -> dict[str, slice]:
-    places, start = {}, 0
-    for key, length in lengths.items():
-        places[key] = slice(start, start + length)
-        start += length
-    return places
-
-
-def _second_derivatives(f: Callable[[Tensor], Tensor], theta: Tensor, places: Mapping[str, slice]) -> dict:
-    """Return ∂²f/∂W_i∂W_j for all pairs, axes (token, feature, W_i, W_j)."""
-    full = jacfwd(jacrev(f))(theta)
-    return {(i, j): full[..., a, :][..., b] for i, a in places.items() for j, b in places.items()}
-
-
-def _logits(s: Single) -> Tensor:
-    return s["X"] @ s["W_Q"] @ (s["X"] @ s["W_K"]).T / sqrt(s["W_Q"].shape[1])
-
-
-def _softmax_jacobian_second(s: Single) -> Tensor:
-    """∂vec_r(A)/∂vec_r(T)ᵀ as one L² x L² matrix."""
-    T = _logits(s)
-    return jacrev(maps.softmax)(T).reshape(T.numel(), T.numel())
-
-
-def _softmax_second_second(s: Single) -> Tensor:
-    """∂²A/∂T² as one (L² · L²) x L² matrix."""
-    T = _logits(s)
-    return jacfwd(jacrev(maps.softmax))(T).reshape(-1, T.numel())
-
-
-def _z_1_second(s: Single) -> Tensor:
-    """Z_1 as the printed product of Kronecker factors."""
-    X, eye = s["X"], torch.eye(len(s["X"]), dtype=s["X"].dtype)
-    return _kron(eye, X.T) @ _softmax_jacobian_second(s) @ _kron(X, X)
-
-
-def _z_2_second(s: Single) -> Tensor:
-    """Z_2 as the printed product of Kronecker factors."""
-    X, eye = s["X"], torch.eye(len(s["X"]), dtype=s["X"].dtype)
-    return _kron(eye, X.T, X.T, X.T) @ _softmax_second_second(s) @ _kron(X, X)
-
-
-def _kron(*factors: Tensor) -> Tensor:
-    product = factors[0].contiguous()
-    for factor in factors[1:]:
-        # torch.kron fails when exactly one operand is a transposed view.
-        product = torch.kron(product, factor.contiguous())
-    return product
-
-
-def _attention_loss_second(s: Single) -> Values:
-    F, theta, _ = _attention_map(s)
-    target = F(theta) - s["residual"]
-    return [_matrix_norm(hessian(lambda t: maps.mse(F(t), target))(theta))]
-
-
-def _block_loss_second(s: Single) -> Values:
-    Z, theta, _ = _block_map(s)
-    target = Z(theta) - s["residual"]
-    return [_matrix_norm(hessian(lambda t: maps.mse(Z(t), target))(theta))]
-
-
-def _attention_loss_blocks_second(s: Single) -> Values:
-    F, theta, places = _attention_map(s)
-    target = F(theta) - s["residual"]
-    H = hessian(lambda t: maps.mse(F(t), target))(theta)
-    return [_matrix_norm(H[places[i], places[j]]) for i, j in MAIN_PAIRS]
-
-
-def _attention_jacobians_second(s: Single) -> Values:
-    F, theta, places = _attention_map(s)
-    J = jacrev(F)(theta).flatten(0, 1)
-    return [_matrix_norm(J[:, places[k]]) for k in ATTENTION_WEIGHTS]
-
-
-def _phi_second(pairs: tuple[pb.Pair, ...], loss_factor: bool) -> Callable[[Single], Values]:
-    def second(s: Single) -> Values:
-        Phi = _second_derivatives(*_attention_map(s))
-        scale = 2 / s["X"].numel() if loss_factor else 1.0
-        return [scale * _unfolded(Phi[pair]) for pair in pairs]
-
-    return second
-
-
-def _xi_second(pairs: tuple[pb.Pair, ...], combine: Callable[[Values], Values] | None = None):
-    def second(s: Single) -> Values:
-        xi = _second_derivatives(*_block_map(s, stop="S"))
-        values = [_unfolded(xi[pair]) for pair in pairs]
-        return values if combine is None else combine(values)
-
-    return second
-
-
-def _output_second(pairs: tuple[pb.Pair, ...]) -> Callable[[Single], Values]:
-    def second(s: Single) -> Values:
-        H = _second_derivatives(*_block_map(s))
-        return [_unfolded(H[pair]) for pair in pairs]
-
-    return second
-
-
-def _b_second(s: Single) -> Values:
-    S, theta, places = _block_map(s, stop="S")
-    J = jacrev(S)(theta).flatten(0, 1)
-    return [_matrix_norm(J[:, places[i]]) for i in BLOCK_WEIGHTS]
-
-
-def _j_sy_second(s: Single) -> Values:
-    Y = maps.layer_norm(s["X"] + maps.attention(s["X"], s["W_Q"], s["W_K"], s["W_V"]))
-    J = jacrev(lambda y: y + maps.feed_forward(y, s["W_1"], s["W_2"]))(Y)
-    return [_matrix_norm(J.reshape(Y.numel(), Y.numel()))]
-
-
-def _layer_norm_second(order: int) -> Callable[[Single], Values]:
-    def second(s: Single) -> Values:
-        X = s["X"]
-        derivative = jacrev(maps.layer_norm) if order == 1 else jacfwd(jacrev(maps.layer_norm))
-        return [_matrix_norm(derivative(X).reshape(-1, X.numel()))]
-
-    return second
-
-
-def _proposition_10_second(s: Single) -> Values:
-    Y = maps.layer_norm(s["X"] + maps.attention(s["X"], s["W_Q"], s["W_K"], s["W_V"]))
-    feed = maps.feed_forward(Y, s["W_1"], s["W_2"])
-    return [_matrix_norm(Y), torch.linalg.matrix_norm(Y), _matrix_norm(feed), _matrix_norm(Y + feed)]
-
-
-def _table_second(s: Single) -> Values:
-    """The five norms through `torch.linalg.matrix_norm`."""
-    A = s["X"]
-    norms = {
-        "max": A.abs().max(),
-        "1": torch.linalg.matrix_norm(A, 1),
-        "inf": torch.linalg.matrix_norm(A, float("inf")),
-        "2": _matrix_norm(A),
-        "F": torch.linalg.matrix_norm(A, "fro"),
-    }
-    return [norms[larger] for larger, _ in NORM_PAIRS]
+def _names(pairs: Sequence[pb.Pair]) -> tuple[str, ...]:
+    return tuple("".join(pair) for pair in pairs)
 
 
 # --- The exact and the printed sides ------------------------------------------------------------------------------
 
-MAIN_PAIRS: tuple[pb.Pair, ...] = (("V", "V"), ("Q", "Q"), ("V", "Q"), ("Q", "K"))
-NORM_PAIRS = tuple((a, b) for a in pb.NORM_NAMES for b in pb.NORM_NAMES if a != b)
-ALL_PAIRS: tuple[pb.Pair, ...] = tuple((i, j) for i in BLOCK_WEIGHTS for j in BLOCK_WEIGHTS)
-ATTENTION_PAIRS: tuple[pb.Pair, ...] = tuple((k, m) for k in ATTENTION_WEIGHTS for m in ATTENTION_WEIGHTS)
-PRINTED_PAIRS: tuple[pb.Pair, ...] = tuple(pair for pair in ALL_PAIRS if pair[0] in "12" or pair[1] in "KQV")
-MIXED_PAIRS_1: tuple[pb.Pair, ...] = tuple(("1", k) for k in ATTENTION_WEIGHTS)
-MIXED_PAIRS_2: tuple[pb.Pair, ...] = tuple(("2", k) for k in ATTENTION_WEIGHTS)
 
-
-def _constant(value: float) -> Callable[[Instances], Values]:
-    return lambda i: [i.X.new_full((len(i.X),), value)]
-
-
-def _attention_loss(i: Instances) -> Values:
+def _attention_loss(i: Instances) -> Sides:
     return [spectral_norm(attention_loss_hessian(i.attention, i.inputs["residual"]))]
 
 
-def _attention_loss_blocks(i: Instances) -> Values:
+def _attention_loss_blocks(i: Instances) -> Sides:
     H = attention_loss_hessian(i.attention, i.inputs["residual"])
-    places = _places({k: i.attention.U[k].shape[-1] if k != "V" else i.d_V**2 for k in ATTENTION_WEIGHTS})
+    places = places_of({k: i.attention.U[k].shape[-1] if k != "V" else i.d_V**2 for k in ATTENTION_WEIGHTS})
     return [spectral_norm(H[:, places[a], places[b]]) for a, b in MAIN_PAIRS]
 
 
-def _main_with_keys(i: Instances) -> Values:
+def _main_with_keys(i: Instances) -> Sides:
     swapped = pb.attention_blocks_main(pb.exchange_query_key(i.norms))
     blocks = pb.with_key_blocks(pb.attention_blocks_main(i.norms), swapped)
-    return [_full(pb.attention_hessian_bound(blocks), i)]
+    return [pb.attention_hessian_bound(blocks)]
 
 
-def _appendix_with_keys(i: Instances) -> Values:
+def _appendix_with_keys(i: Instances) -> Sides:
     swapped = pb.attention_blocks_appendix(pb.exchange_query_key(i.norms), i.residual_rank)
     blocks = pb.with_key_blocks(pb.attention_blocks_appendix(i.norms, i.residual_rank), swapped)
-    return [_full(pb.attention_hessian_bound(blocks), i)]
-
-
-def _full(value: pb.Number, i: Instances) -> Tensor:
-    """Return a number or a tensor as a tensor (b,)."""
-    return torch.as_tensor(value, dtype=i.X.dtype).expand(len(i.X))
+    return [pb.attention_hessian_bound(blocks)]
 
 
 def _rows(i: Instances) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,14 +129,14 @@ def _rows(i: Instances) -> tuple[Tensor, Tensor, Tensor]:
     return spectral_norm(i.X), norm, norm / sqrt(i.d_V)
 
 
-def _layer_norm_exact(order: int) -> Callable[[Instances], Values]:
+def _layer_norm_exact(order: int) -> Side:
     if order == 1:
         return lambda i: [row_blocks_norm(layer_norm_jacobian_blocks(i.X))]
     return lambda i: [spectral_norm(layer_norm_hessian_blocks(i.X).flatten(-3, -2)).amax(dim=-1)]
 
 
-def _layer_norm_bound(order: int, deviation: bool) -> Callable[[Instances], Values]:
-    def bound(i: Instances) -> Values:
+def _layer_norm_bound(order: int, deviation: bool) -> Side:
+    def bound(i: Instances) -> Sides:
         x, norm, s = _rows(i)
         sigma = s if deviation else norm
         if order == 1:
@@ -321,47 +146,49 @@ def _layer_norm_bound(order: int, deviation: bool) -> Callable[[Instances], Valu
     return bound
 
 
-def _layer_norm_corrected(order: int) -> Callable[[Instances], Values]:
+def _layer_norm_corrected(order: int) -> Side:
     exact = pb.layer_norm_jacobian_exact if order == 1 else pb.layer_norm_hessian_exact
     return lambda i: [exact(_rows(i)[2], i.d_V)]
 
 
-def _phi_exact(pairs: tuple[pb.Pair, ...], loss_factor: bool) -> Callable[[Instances], Values]:
-    def exact(i: Instances) -> Values:
+def _phi_exact(pairs: tuple[pb.Pair, ...], loss_factor: bool) -> Side:
+    def exact(i: Instances) -> Sides:
         scale = 2 / (i.L * i.d_V) if loss_factor else 1.0
         return [scale * unfolding_norm(i.attention.Phi(*pair)) for pair in pairs]
 
     return exact
 
 
-def _phi_comparison(pairs: tuple[pb.Pair, ...], bounds: Callable[[pb.Norms], dict], loss_factor: bool) -> Comparison:
+def _phi_comparison(
+    pairs: tuple[pb.Pair, ...], bounds: Callable[[pb.Norms], Mapping[pb.Pair, pb.Number]], loss_factor: bool
+) -> Comparison:
     return Comparison(
         tuple("".join(pair) for pair in pairs),
         _phi_exact(pairs, loss_factor),
         lambda i: [bounds(i.norms)[pair] for pair in pairs],
-        _phi_second(pairs, loss_factor),
+        oracles.attention_second_derivatives(pairs, loss_factor),
     )
 
 
-def _xi_exact(pairs: tuple[pb.Pair, ...]) -> Callable[[Instances], Values]:
-    return lambda i: [unfolding_norm(i.block.xi(*pair)) for pair in pairs]
+def _xi_norms(i: Instances, pairs: tuple[pb.Pair, ...]) -> list[Tensor]:
+    return [unfolding_norm(i.block.xi(*pair)) for pair in pairs]
 
 
-def _smallest(values: Values) -> Values:
-    return [torch.stack(values).amin(dim=0)]
+def _smallest(values: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.stack(list(values)).amin(dim=0)]
 
 
-def _xi_1k_bound(i: Instances) -> Values:
+def _xi_1k_bound(i: Instances) -> Sides:
     scale = sqrt(i.norms.d_ff) * i.norms.w_2 * row_blocks_norm(i.block.J_Y)
     return [scale * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
 
 
-def _xi_2k_bound(i: Instances) -> Values:
+def _xi_2k_bound(i: Instances) -> Sides:
     scale = sqrt(i.d_V) * i.norms.w_1 * row_blocks_norm(i.block.J_Y)
     return [scale * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
 
 
-def _xi_kl_bound(i: Instances) -> Values:
+def _xi_kl_bound(i: Instances) -> Sides:
     b = i.block
     J_SY, J_Y = row_blocks_norm(b.J_SY), row_blocks_norm(b.J_Y)
     H_Y = spectral_norm(b.H_Y.flatten(-3, -2)).amax(dim=-1)
@@ -380,20 +207,20 @@ def _exact_pieces(i: Instances) -> pb.BlockNorms:
     )
 
 
-def _block_pairs_bound(i: Instances) -> Values:
+def _block_pairs_bound(i: Instances) -> Sides:
     bounds = _exact_pieces(i).second_derivatives()
     return [bounds[pair] for pair in ALL_PAIRS]
 
 
-def _output_exact(pairs: tuple[pb.Pair, ...]) -> Callable[[Instances], Values]:
+def _output_exact(pairs: tuple[pb.Pair, ...]) -> Side:
     return lambda i: [unfolding_norm(i.block.output_hessian(*pair)) for pair in pairs]
 
 
-def _block_loss(i: Instances) -> Values:
+def _block_loss(i: Instances) -> Sides:
     return [spectral_norm(block_loss_hessian(i.block, i.inputs["residual"]))]
 
 
-def _block_total_bound(i: Instances) -> Values:
+def _block_total_bound(i: Instances) -> Sides:
     """5 max_ij (2/(L d_V) ‖∂Z/∂W_i‖ ‖∂Z/∂W_j‖ + ‖R‖ ‖H_tr^(i,j)‖), every norm exact."""
     b = i.block
     residual = frobenius_norm(i.inputs["residual"])
@@ -412,23 +239,23 @@ def _smallest_deviation(X: Tensor) -> Tensor:
     return X.std(dim=-1, correction=0).amin(dim=-1)
 
 
-def _explicit_pairs(pairs: tuple[pb.Pair, ...], corrected: bool) -> Callable[[Instances], Values]:
-    def bound(i: Instances) -> Values:
+def _explicit_pairs(pairs: tuple[pb.Pair, ...], corrected: bool) -> Side:
+    def bound(i: Instances) -> Sides:
         bounds = _explicit(i, corrected).second_derivatives()
         return [bounds[pair] for pair in pairs]
 
     return bound
 
 
-def _explicit_total(corrected: bool) -> Callable[[Instances], Values]:
-    def bound(i: Instances) -> Values:
+def _explicit_total(corrected: bool) -> Side:
+    def bound(i: Instances) -> Sides:
         residual, scale = frobenius_norm(i.inputs["residual"]), 2 / (i.L * i.d_V)
         return [_explicit(i, corrected).loss_hessian(residual, scale, scale if corrected else 1.0)]
 
     return bound
 
 
-def _table_bound(i: Instances) -> Values:
+def _table_bound(i: Instances) -> Sides:
     m, n = i.L, i.d_V
     rank = torch.linalg.matrix_rank(i.X.detach()).to(i.X.dtype)
     bounds = []
@@ -439,12 +266,6 @@ def _table_bound(i: Instances) -> Values:
     return bounds
 
 
-def _blocks_of(X: Tensor) -> list[Tensor]:
-    """Cut into 2 x 2 blocks of unequal sizes."""
-    rows, columns = (X.shape[-2] + 1) // 2, (X.shape[-1] + 1) // 2
-    return [part for half in X.split(rows, dim=-2) for part in half.split(columns, dim=-1)]
-
-
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
     """Return diag(first, last) for a batch."""
     first, last = blocks[0], blocks[-1]
@@ -453,8 +274,8 @@ def _block_diagonal(blocks: list[Tensor]) -> Tensor:
     return torch.cat([top, bottom], dim=-2)
 
 
-def _block_matrix_exact(i: Instances) -> Values:
-    blocks = _blocks_of(i.X)
+def _block_matrix_exact(i: Instances) -> Sides:
+    blocks = blocks_of(i.X)
     diagonal, largest_block = spectral_norm(_block_diagonal(blocks)), _diagonal_blocks_norm(blocks)
     return [spectral_norm(i.X), diagonal, largest_block]
 
@@ -463,366 +284,379 @@ def _diagonal_blocks_norm(blocks: list[Tensor]) -> Tensor:
     return torch.stack([spectral_norm(blocks[0]), spectral_norm(blocks[-1])]).amax(dim=0)
 
 
-def _block_matrix_bound(i: Instances) -> Values:
-    blocks = _blocks_of(i.X)
+def _block_matrix_bound(i: Instances) -> Sides:
+    blocks = blocks_of(i.X)
     largest_block = torch.stack([spectral_norm(block) for block in blocks]).amax(dim=0)
     diagonal = _diagonal_blocks_norm(blocks)
     return [pb.block_matrix_printed(largest_block, 2, 2), diagonal, spectral_norm(_block_diagonal(blocks))]
 
 
-def _block_matrix_second(s: Single) -> Values:
-    blocks = _blocks_of(s["X"])
-    diagonal = torch.block_diag(blocks[0], blocks[-1])
-    return [_matrix_norm(s["X"]), _matrix_norm(diagonal), max(_matrix_norm(blocks[0]), _matrix_norm(blocks[-1]))]
+# --- Norms and norm facts -----------------------------------------------------------------------------------------
 
 
-def _shuffle_matrix(d_V: int) -> Tensor:
-    """S = (I ⊗ K_{d_V,d_V})(vec_r I ⊗ I); its rows number d_V³, not d_V² as printed."""
-    eye = torch.eye(d_V, dtype=torch.float64)
-    K = eye.reshape(1, d_V, 1, d_V) * eye.reshape(d_V, 1, d_V, 1)
-    return _kron(eye, K.reshape(d_V * d_V, d_V * d_V)) @ _kron(eye.reshape(-1, 1), eye)
+def _matrix_cases() -> list[BoundCase]:
+    table = Comparison(
+        tuple(f"{a}<={b}" for a, b in NORM_PAIRS),
+        lambda i: [pb.matrix_norm(i.X, larger) for larger, _ in NORM_PAIRS],
+        _table_bound,
+        oracles.matrix_norms,
+    )
+    blocks = Comparison(
+        ("blocks", "diagonal<=", "diagonal>="), _block_matrix_exact, _block_matrix_bound, oracles.block_matrix
+    )
+    return [
+        BoundCase("P7", ("X",), MATRIX_SIZES, table),
+        BoundCase("P11", ("X",), MATRIX_SIZES, blocks, reading="m, n as the numbers of blocks, the stronger reading"),
+    ]
 
 
-def _cases() -> dict[str, BoundCase]:
-    attention, block = ATTENTION_INPUTS, BLOCK_INPUTS
-    logits = ("X", "W_Q", "W_K", "W_V")
+def _softmax_jacobian_norm(i: Instances) -> Sides:
+    return [row_blocks_norm(softmax_jacobian(i.attention.A))]
 
-    def case(id: str, inputs: tuple[str, ...], sizes: tuple[Sizes, ...], printed: Comparison, **rest) -> BoundCase:
-        return BoundCase(id, inputs, sizes, printed, **rest)
 
-    def jacobian_norm(i: Instances) -> Values:
-        return [row_blocks_norm(softmax_jacobian(i.attention.A))]
+def _softmax_second_norm(i: Instances) -> Sides:
+    return [spectral_norm(softmax_second_derivative(i.attention.A).flatten(-3, -2)).amax(dim=-1)]
 
-    def second_norm(i: Instances) -> Values:
-        return [spectral_norm(softmax_second_derivative(i.attention.A).flatten(-3, -2)).amax(dim=-1)]
 
-    def jacobian_second(s: Single) -> Values:
-        return [_matrix_norm(_softmax_jacobian_second(s))]
+def _z_1_norm(i: Instances) -> Sides:
+    return [unfolding_norm(i.attention.Z_1)]
 
-    def z_1_second(s: Single) -> Values:
-        return [_matrix_norm(_z_1_second(s))]
 
-    def z_1_exact(i: Instances) -> Values:
-        return [unfolding_norm(i.attention.Z_1)]
-
-    def total(bound: Callable[[Instances], Values]) -> Comparison:
-        return Comparison(("total",), _attention_loss, bound, _attention_loss_second)
-
-    def three_max(blocks: Callable[[Instances], dict]) -> Callable[[Instances], Values]:
-        return lambda i: [_full(pb.attention_hessian_bound(blocks(i)), i)]
-
-    def by_block(blocks: Callable[[Instances], dict]) -> Comparison:
-        names = tuple("".join(pair) for pair in MAIN_PAIRS)
-        return Comparison(
-            names,
-            _attention_loss_blocks,
-            lambda i: [_full(blocks(i)[pair], i) for pair in MAIN_PAIRS],
-            _attention_loss_blocks_second,
-        )
-
-    def main(i: Instances) -> dict:
-        return pb.attention_blocks_main(i.norms)
-
-    def appendix(i: Instances) -> dict:
-        return pb.attention_blocks_appendix(i.norms, i.residual_rank)
-
-    def repaired(i: Instances) -> dict:
-        return pb.attention_blocks_corrected(i.norms)
-
-    repaired_total, repaired_blocks = total(three_max(repaired)), by_block(repaired)
-
-    def layer_norm(order: int) -> BoundCase:
-        def compare(bound: Callable[[Instances], Values]) -> Comparison:
-            return Comparison(("",), _layer_norm_exact(order), bound, _layer_norm_second(order))
-
-        return case(
-            "L3_jacobian" if order == 1 else "L3_hessian",
-            ("X",),
-            (Sizes(1, 5, 1), Sizes(3, 7, 1), Sizes(2, 4, 1)),
-            compare(_layer_norm_bound(order, deviation=False)),
-            corrected=compare(_layer_norm_corrected(order)),
-            other=compare(_layer_norm_bound(order, deviation=True)),
-            reading="σ_min = min_i ‖M_i‖_2 as the lemma defines it",
-            other_reading="σ_min = the smallest row standard deviation, which the proof uses",
-        )
-
-    def jacobians(bounds: Callable[[pb.Norms], dict]) -> Comparison:
-        return Comparison(
-            ATTENTION_WEIGHTS,
-            lambda i: [unfolding_norm(i.attention.G[k]) for k in ATTENTION_WEIGHTS],
-            lambda i: [bounds(i.norms)[k] for k in ATTENTION_WEIGHTS],
-            _attention_jacobians_second,
-        )
-
-    def phi(
-        id: str, pairs: tuple[pb.Pair, ...], sizes: tuple[Sizes, ...], transposed: tuple[pb.Pair, ...] = ()
-    ) -> BoundCase:
-        return case(
-            id,
-            attention,
-            sizes,
-            _phi_comparison(pairs, pb.attention_second_printed, loss_factor=False),
-            corrected=_phi_comparison((*pairs, *transposed), pb.attention_second_corrected, loss_factor=False),
-            other=_phi_comparison(pairs, pb.attention_second_printed, loss_factor=True),
-            reading="Φ_kl = ∂G_k/∂W_l as T5 and L2 define it",
-            other_reading="Φ with the loss's factor 2/(L d_V), which L2's formula carries",
-        )
-
-    def xi(pairs: tuple[pb.Pair, ...], bound: Callable[[Instances], Values]) -> Comparison:
-        return Comparison(tuple("".join(p) for p in pairs), _xi_exact(pairs), bound, _xi_second(pairs))
-
-    def xi_21(bound: Callable[[Instances], Values]) -> Comparison:
-        both: tuple[pb.Pair, ...] = (("2", "1"), ("1", "2"))
-        return Comparison(("21",), lambda i: _smallest(_xi_exact(both)(i)), bound, _xi_second(both, combine=_smallest))
-
-    def outputs(pairs: tuple[pb.Pair, ...], bound: Callable[[Instances], Values]) -> Comparison:
-        return Comparison(tuple("".join(p) for p in pairs), _output_exact(pairs), bound, _output_second(pairs))
-
-    def block_total(bound: Callable[[Instances], Values]) -> Comparison:
-        return Comparison(("total",), _block_loss, bound, _block_loss_second)
-
-    def y_norm(i: Instances) -> Tensor:
-        return spectral_norm(i.block.Y)
-
-    cases = [
-        case(
-            "P7",
-            ("X",),
-            MATRIX_SIZES,
-            Comparison(
-                tuple(f"{a}<={b}" for a, b in NORM_PAIRS),
-                lambda i: [pb.matrix_norm(i.X, larger) for larger, _ in NORM_PAIRS],
-                _table_bound,
-                _table_second,
-            ),
-        ),
-        case(
-            "P11",
-            ("X",),
-            MATRIX_SIZES,
-            Comparison(
-                ("blocks", "diagonal<=", "diagonal>="), _block_matrix_exact, _block_matrix_bound, _block_matrix_second
-            ),
-            reading="m, n as the numbers of blocks, the stronger reading",
-        ),
-        case(
-            "PR10",
-            block,
-            BLOCK_SIZES,
-            Comparison(
-                ("Y", "Y_F", "FFN", "S"),
-                lambda i: [
-                    y_norm(i),
-                    frobenius_norm(i.block.Y),
-                    spectral_norm(i.block.hidden @ i.inputs["W_2"]),
-                    spectral_norm(i.block.S),
-                ],
-                lambda i: [
-                    _full(sqrt(i.L * i.d_V), i),
-                    _full(sqrt(i.L * i.d_V), i),
-                    pb.feed_forward_printed(i.norms, y_norm(i)),
-                    pb.block_sum_printed(i.norms),
-                ],
-                _proposition_10_second,
-            ),
-        ),
-        case(
+def _norm_fact_cases() -> list[BoundCase]:
+    return [
+        BoundCase(
             "N1",
-            logits,
+            ATTENTION,
             ATTENTION_SIZES,
-            Comparison(("",), jacobian_norm, lambda i: _constant(pb.softmax_jacobian_printed(i.L))(i), jacobian_second),
-            corrected=Comparison(
-                ("",), jacobian_norm, lambda i: _constant(pb.softmax_jacobian_corrected(i.L))(i), jacobian_second
+            _single(_softmax_jacobian_norm, lambda i: [pb.softmax_jacobian_printed(i.L)], oracles.softmax_jacobian),
+            corrected=_single(
+                _softmax_jacobian_norm, lambda i: [pb.softmax_jacobian_corrected(i.L)], oracles.softmax_jacobian
             ),
             reading="any attention; at uniform attention, which the cited lemma assumes, it is an equality",
         ),
-        case(
+        BoundCase(
             "N2",
-            logits,
+            ATTENTION,
             ATTENTION_SIZES,
-            Comparison(
-                ("",),
+            _single(
                 lambda i: [spectral_norm(i.attention.A)],
-                lambda i: _constant(pb.attention_matrix_printed(i.L))(i),
-                lambda s: [_matrix_norm(maps.attention_matrix(s["X"], s["W_Q"], s["W_K"])[0])],
+                lambda i: [pb.attention_matrix_printed(i.L)],
+                oracles.attention_matrix,
             ),
             reading="sharp value sqrt(L)",
         ),
-        case(
+        BoundCase(
             "N3",
-            logits,
+            ATTENTION,
             ATTENTION_SIZES,
-            Comparison(
-                ("",),
-                second_norm,
-                lambda i: _constant(pb.softmax_second_derivative_printed())(i),
-                lambda s: [_matrix_norm(_softmax_second_second(s))],
+            _single(
+                _softmax_second_norm,
+                lambda i: [pb.softmax_second_derivative_printed()],
+                oracles.softmax_second_derivative,
             ),
             reading="the whole L⁴ x L² matrix; sharp value sqrt(2/27) = 0.272",
         ),
-        case(
+        BoundCase(
             "N4",
-            logits,
+            ATTENTION,
             ATTENTION_SIZES,
-            Comparison(("",), z_1_exact, lambda i: [pb.z_1_printed(i.L, spectral_norm(i.X))], z_1_second),
-            corrected=Comparison(("",), z_1_exact, lambda i: [pb.z_1_corrected(i.L, spectral_norm(i.X))], z_1_second),
+            _single(_z_1_norm, lambda i: [pb.z_1_printed(i.L, i.norms.x)], oracles.z_1),
+            corrected=_single(_z_1_norm, lambda i: [pb.z_1_corrected(i.L, i.norms.x)], oracles.z_1),
         ),
-        case(
+        BoundCase(
             "N5",
-            logits,
+            ATTENTION,
             (Sizes(3, 4, 2), Sizes(5, 3, 2), Sizes(4, 2, 3)),
-            Comparison(
-                ("",),
-                lambda i: [unfolding_norm(i.attention.Z_2)],
-                lambda i: [pb.z_2_printed(spectral_norm(i.X))],
-                lambda s: [_matrix_norm(_z_2_second(s))],
-            ),
+            _single(lambda i: [unfolding_norm(i.attention.Z_2)], lambda i: [pb.z_2_printed(i.norms.x)], oracles.z_2),
             reading="sharp constant sqrt(2/27) for 6",
         ),
-        case(
+        BoundCase(
             "N6",
             ("X",),
             MATRIX_SIZES,
-            Comparison(
-                ("",),
-                lambda i: _constant(float(spectral_norm(_shuffle_matrix(i.d_V))))(i),
-                lambda i: _constant(pb.shuffle_printed(i.d_V))(i),
-                lambda s: [_matrix_norm(_shuffle_matrix(s["X"].shape[1]))],
+            _single(
+                lambda i: [spectral_norm(shuffle_matrix(i.d_V))],
+                lambda i: [pb.shuffle_printed(i.d_V)],
+                oracles.shuffle,
             ),
             reading="an equality; the matrix has d_V³ rows, not the printed d_V²",
         ),
-        case(
+        BoundCase(
             "N7",
-            (*attention, "residual"),
+            (*ATTENTION, "residual"),
             ATTENTION_SIZES,
-            Comparison(
-                ("",),
+            _single(
                 lambda i: [frobenius_norm(i.inputs["residual"])],
                 lambda i: [pb.residual_operator_printed(i.norms, i.residual_rank)],
-                lambda s: [_matrix_norm(_kron(s["residual"].reshape(1, -1), torch.eye(2, dtype=torch.float64)))],
+                oracles.residual_operator,
             ),
         ),
-        layer_norm(1),
-        layer_norm(2),
-        case(
+    ]
+
+
+# --- LayerNorm ----------------------------------------------------------------------------------------------------
+
+
+def _layer_norm_case(order: int) -> BoundCase:
+    def compare(bound: Side) -> Comparison:
+        return _single(_layer_norm_exact(order), bound, oracles.layer_norm_derivative(order))
+
+    return BoundCase(
+        "L3_jacobian" if order == 1 else "L3_hessian",
+        ("X",),
+        (Sizes(1, 5, 1), Sizes(3, 7, 1), Sizes(2, 4, 1)),
+        compare(_layer_norm_bound(order, deviation=False)),
+        corrected=compare(_layer_norm_corrected(order)),
+        other=compare(_layer_norm_bound(order, deviation=True)),
+        reading="σ_min = min_i ‖M_i‖_2 as the lemma defines it",
+        other_reading="σ_min = the smallest row standard deviation, which the proof uses",
+    )
+
+
+# --- The self-attention theorem -----------------------------------------------------------------------------------
+
+
+def _main(i: Instances) -> Mapping[pb.Pair, pb.Number]:
+    return pb.attention_blocks_main(i.norms)
+
+
+def _appendix(i: Instances) -> Mapping[pb.Pair, pb.Number]:
+    return pb.attention_blocks_appendix(i.norms, i.residual_rank)
+
+
+def _attention_total(bound: Side) -> Comparison:
+    return Comparison(("total",), _attention_loss, bound, oracles.attention_loss)
+
+
+def _three_max(blocks: Blocks) -> Comparison:
+    return _attention_total(lambda i: [pb.attention_hessian_bound(blocks(i))])
+
+
+def _by_block(blocks: Blocks) -> Comparison:
+    return Comparison(
+        _names(MAIN_PAIRS),
+        _attention_loss_blocks,
+        lambda i: [blocks(i)[pair] for pair in MAIN_PAIRS],
+        oracles.attention_loss_blocks,
+    )
+
+
+def _attention_cases() -> list[BoundCase]:
+    inputs = (*ATTENTION, "residual")
+    # One object for both versions: the search of a corrected form is shared by identity.
+    total = _three_max(lambda i: pb.attention_blocks_corrected(i.norms))
+    by_block = _by_block(lambda i: pb.attention_blocks_corrected(i.norms))
+    with_keys = "with the K–K and V–K terms added by exchanging W_Q and W_K"
+    return [
+        BoundCase(
             "T1_main",
-            (*attention, "residual"),
+            inputs,
             T1_SIZES,
-            total(three_max(main)),
-            corrected=repaired_total,
-            other=Comparison(("total",), _attention_loss, _main_with_keys, _attention_loss_second),
+            _three_max(_main),
+            corrected=total,
+            other=_attention_total(_main_with_keys),
             reading="the maximum over the four printed terms",
-            other_reading="with the K–K and V–K terms added by exchanging W_Q and W_K",
+            other_reading=with_keys,
         ),
-        case(
+        BoundCase(
             "T1_appendix",
-            (*attention, "residual"),
+            inputs,
             T1_SIZES,
-            total(three_max(appendix)),
-            corrected=repaired_total,
-            other=Comparison(("total",), _attention_loss, _appendix_with_keys, _attention_loss_second),
+            _three_max(_appendix),
+            corrected=total,
+            other=_attention_total(_appendix_with_keys),
             reading="the maximum over the four printed terms, rank(F − Target) as printed",
-            other_reading="with the K–K and V–K terms added by exchanging W_Q and W_K",
+            other_reading=with_keys,
         ),
-        case("T1_main_blocks", (*attention, "residual"), ATTENTION_SIZES, by_block(main), corrected=repaired_blocks),
-        case(
-            "T1_appendix_blocks",
-            (*attention, "residual"),
-            ATTENTION_SIZES,
-            by_block(appendix),
-            corrected=repaired_blocks,
-        ),
-        case("T6_block", block, BLOCK_SIZES, outputs(ALL_PAIRS, _block_pairs_bound), reading="every norm exact"),
-        case(
+        BoundCase("T1_main_blocks", inputs, T1_SIZES, _by_block(_main), corrected=by_block),
+        BoundCase("T1_appendix_blocks", inputs, T1_SIZES, _by_block(_appendix), corrected=by_block),
+    ]
+
+
+# --- The block theorem --------------------------------------------------------------------------------------------
+
+
+def _outputs(pairs: tuple[pb.Pair, ...], bound: Side) -> Comparison:
+    return Comparison(_names(pairs), _output_exact(pairs), bound, oracles.output_second_derivatives(pairs))
+
+
+def _block_total(bound: Side) -> Comparison:
+    return Comparison(("total",), _block_loss, bound, oracles.block_loss)
+
+
+def _block_cases() -> list[BoundCase]:
+    return [
+        BoundCase("T6_block", BLOCK, BLOCK_SIZES, _outputs(ALL_PAIRS, _block_pairs_bound), reading="every norm exact"),
+        BoundCase(
             "T6_total_exact_norms",
-            (*block, "residual"),
+            (*BLOCK, "residual"),
             BLOCK_SIZES,
-            block_total(_block_total_bound),
+            _block_total(_block_total_bound),
             reading="H_tr as the loss Hessian of the mean squared error, every norm exact",
         ),
-        case(
+        BoundCase(
             "T6_explicit_pairs",
-            block,
+            BLOCK,
             BLOCK_SIZES,
-            outputs(PRINTED_PAIRS, _explicit_pairs(PRINTED_PAIRS, corrected=False)),
-            corrected=outputs(ALL_PAIRS, _explicit_pairs(ALL_PAIRS, corrected=True)),
+            _outputs(PRINTED_PAIRS, _explicit_pairs(PRINTED_PAIRS, corrected=False)),
+            corrected=_outputs(ALL_PAIRS, _explicit_pairs(ALL_PAIRS, corrected=True)),
             reading="σ_min the row standard deviation; ξ_k1 and ξ_k2 have no printed bound",
         ),
-        case(
+        BoundCase(
             "T6_explicit_total",
-            (*block, "residual"),
+            (*BLOCK, "residual"),
             BLOCK_SIZES,
-            block_total(_explicit_total(corrected=False)),
-            corrected=block_total(_explicit_total(corrected=True)),
+            _block_total(_explicit_total(corrected=False)),
+            corrected=_block_total(_explicit_total(corrected=True)),
             reading="the maximum over the pairs with a printed bound",
         ),
-        case(
+    ]
+
+
+# --- The explicit pieces of the block theorem ---------------------------------------------------------------------
+
+
+def _y(i: Instances) -> Tensor:
+    return spectral_norm(i.block.Y)
+
+
+def _proposition_10() -> BoundCase:
+    comparison = Comparison(
+        ("Y", "Y_F", "FFN", "S"),
+        lambda i: [
+            _y(i),
+            frobenius_norm(i.block.Y),
+            spectral_norm(i.block.hidden @ i.inputs["W_2"]),
+            spectral_norm(i.block.S),
+        ],
+        lambda i: [
+            sqrt(i.L * i.d_V),
+            sqrt(i.L * i.d_V),
+            pb.feed_forward_printed(i.norms, _y(i)),
+            pb.block_sum_printed(i.norms),
+        ],
+        oracles.proposition_10,
+    )
+    return BoundCase("PR10", BLOCK, BLOCK_SIZES, comparison)
+
+
+def _b_bound(i: Instances) -> Sides:
+    chain = row_blocks_norm(i.block.J_SY) * row_blocks_norm(i.block.J_Y)
+    attention = [chain * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
+    return [i.norms.w_2 * _y(i), spectral_norm(i.block.hidden), *attention]
+
+
+def _jacobians(bounds: Callable[[pb.Norms], Mapping[str, pb.Number]]) -> Comparison:
+    return Comparison(
+        ATTENTION_WEIGHTS,
+        lambda i: [unfolding_norm(i.attention.G[k]) for k in ATTENTION_WEIGHTS],
+        lambda i: [bounds(i.norms)[k] for k in ATTENTION_WEIGHTS],
+        oracles.attention_jacobians,
+    )
+
+
+def _phi_case(
+    id: str, pairs: tuple[pb.Pair, ...], sizes: tuple[Sizes, ...], transposed: tuple[pb.Pair, ...] = ()
+) -> BoundCase:
+    return BoundCase(
+        id,
+        ATTENTION,
+        sizes,
+        _phi_comparison(pairs, pb.attention_second_printed, loss_factor=False),
+        corrected=_phi_comparison((*pairs, *transposed), pb.attention_second_corrected, loss_factor=False),
+        other=_phi_comparison(pairs, pb.attention_second_printed, loss_factor=True),
+        reading="Φ_kl = ∂G_k/∂W_l as T5 and L2 define it",
+        other_reading="Φ with the loss's factor 2/(L d_V), which L2's formula carries",
+    )
+
+
+def _xi(pairs: tuple[pb.Pair, ...], bound: Side) -> Comparison:
+    return Comparison(_names(pairs), lambda i: _xi_norms(i, pairs), bound, oracles.sum_second_derivatives(pairs))
+
+
+def _xi_21_case() -> BoundCase:
+    both: tuple[pb.Pair, ...] = (("2", "1"), ("1", "2"))
+    return BoundCase(
+        "T6_xi_21",
+        BLOCK,
+        BLOCK_SIZES,
+        Comparison(
+            ("21",),
+            lambda i: _smallest(_xi_norms(i, both)),
+            lambda i: [pb.xi_21_printed(i.norms)],
+            oracles.sum_second_derivatives(both, combine=_smallest),
+        ),
+        corrected=_xi(both, lambda i: [pb.xi_21_corrected(i.norms, _y(i))] * 2),
+        reading="the smaller of ∂B_2/∂W_1 and ∂B_1/∂W_2; the printed product has factors that do not multiply",
+    )
+
+
+def _piece_cases() -> list[BoundCase]:
+    first = tuple(("1", k) for k in ATTENTION_WEIGHTS)
+    second = tuple(("2", k) for k in ATTENTION_WEIGHTS)
+    exact = "‖J_Y‖, ‖G_k‖ exact"
+    return [
+        BoundCase(
             "T6_B",
-            block,
+            BLOCK,
             BLOCK_SIZES,
             Comparison(
                 BLOCK_WEIGHTS,
                 lambda i: [unfolding_norm(i.block.B[k]) for k in BLOCK_WEIGHTS],
-                lambda i: [
-                    i.norms.w_2 * y_norm(i),
-                    spectral_norm(i.block.hidden),
-                    *(
-                        row_blocks_norm(i.block.J_SY)
-                        * row_blocks_norm(i.block.J_Y)
-                        * unfolding_norm(i.block.attention.G[k])
-                        for k in ATTENTION_WEIGHTS
-                    ),
-                ],
-                _b_second,
+                _b_bound,
+                oracles.sum_jacobians,
             ),
         ),
-        case(
+        BoundCase(
             "T6_J_SY",
-            block,
+            BLOCK,
             BLOCK_SIZES,
-            Comparison(
-                ("",),
+            _single(
                 lambda i: [row_blocks_norm(i.block.J_SY)],
                 lambda i: [pb.residual_jacobian_printed(i.norms)],
-                _j_sy_second,
+                oracles.residual_jacobian,
             ),
         ),
-        case(
+        BoundCase(
             "T6_G",
-            attention,
+            ATTENTION,
             ATTENTION_SIZES,
-            jacobians(pb.attention_jacobian_printed),
-            corrected=jacobians(pb.attention_jacobian_corrected),
+            _jacobians(pb.attention_jacobian_printed),
+            corrected=_jacobians(pb.attention_jacobian_corrected),
         ),
-        phi("T6_Phi_QQ", (("Q", "Q"), ("K", "K")), (Sizes(3, 5, 2), Sizes(5, 3, 2), Sizes(16, 4, 2))),
-        phi("T6_Phi_VQ", (("V", "Q"), ("V", "K")), ATTENTION_SIZES, transposed=(("Q", "V"), ("K", "V"))),
-        phi("T6_Phi_QK", (("Q", "K"), ("K", "Q")), ATTENTION_SIZES),
-        case(
+        _phi_case("T6_Phi_QQ", (("Q", "Q"), ("K", "K")), (Sizes(3, 5, 2), Sizes(5, 3, 2), Sizes(16, 4, 2))),
+        _phi_case("T6_Phi_VQ", (("V", "Q"), ("V", "K")), ATTENTION_SIZES, transposed=(("Q", "V"), ("K", "V"))),
+        _phi_case("T6_Phi_QK", (("Q", "K"), ("K", "Q")), ATTENTION_SIZES),
+        BoundCase(
             "T6_xi_12",
-            block,
+            BLOCK,
             BLOCK_SIZES,
-            xi((("1", "2"), ("2", "1")), lambda i: [sqrt(i.d_V) * y_norm(i)] * 2),
+            _xi((("1", "2"), ("2", "1")), lambda i: [sqrt(i.d_V) * _y(i)] * 2),
             reading="both ∂B_1/∂W_2 and ∂B_2/∂W_1, which the proof calls ξ_12",
         ),
-        case(
-            "T6_xi_21",
-            block,
-            BLOCK_SIZES,
-            xi_21(lambda i: [pb.xi_21_printed(i.norms)]),
-            corrected=xi((("2", "1"), ("1", "2")), lambda i: [pb.xi_21_corrected(i.norms, y_norm(i))] * 2),
-            reading="the smaller of ∂B_2/∂W_1 and ∂B_1/∂W_2; the printed product has factors that do not multiply",
-        ),
-        case("T6_xi_1k", block, BLOCK_SIZES, xi(MIXED_PAIRS_1, _xi_1k_bound), reading="‖J_Y‖, ‖G_k‖ exact"),
-        case("T6_xi_2k", block, BLOCK_SIZES, xi(MIXED_PAIRS_2, _xi_2k_bound), reading="‖J_Y‖, ‖G_k‖ exact"),
-        case(
+        _xi_21_case(),
+        BoundCase("T6_xi_1k", BLOCK, BLOCK_SIZES, _xi(first, _xi_1k_bound), reading=exact),
+        BoundCase("T6_xi_2k", BLOCK, BLOCK_SIZES, _xi(second, _xi_2k_bound), reading=exact),
+        BoundCase(
             "T6_xi_kl",
-            block,
+            BLOCK,
             BLOCK_SIZES,
-            xi(ATTENTION_PAIRS, _xi_kl_bound),
+            _xi(ATTENTION_PAIRS, _xi_kl_bound),
             reading="norms on the right exact, Φ = ∂²F/∂W_k∂W_l",
         ),
     ]
-    return {c.id: c for c in cases}
 
 
-BOUND_CASES: dict[str, BoundCase] = _cases()
+BOUND_CASES: dict[str, BoundCase] = {
+    case.id: case
+    for case in (
+        *_matrix_cases(),
+        _proposition_10(),
+        *_norm_fact_cases(),
+        _layer_norm_case(1),
+        _layer_norm_case(2),
+        *_attention_cases(),
+        *_block_cases(),
+        *_piece_cases(),
+    )
+}

@@ -91,8 +91,7 @@ class SearchResult:
 
 def ratios(comparison: Comparison, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return exact / bound for each instance and piece, (b, p); NaN where both sides vanish or either is not finite."""
-    instances = Instances(inputs)
-    exact, bound = torch.stack(comparison.exact(instances), dim=-1), torch.stack(comparison.bound(instances), dim=-1)
+    exact, bound = comparison.sides(Instances(inputs))
     defined = (bound > 0) & torch.isfinite(exact) & torch.isfinite(bound)
     ratio = torch.where(defined, exact / torch.where(defined, bound, 1), nan)
     return torch.where((bound == 0) & (exact > 0) & torch.isfinite(exact), inf, ratio)
@@ -165,8 +164,7 @@ def _believe(
             continue
         batched = {name: tensor[None] for name, tensor in inputs.items()}
         with torch.no_grad():
-            instances = Instances(batched)
-            exact, bound = float(comparison.exact(instances)[column]), float(comparison.bound(instances)[column])
+            exact, bound = (float(side[0, column]) for side in comparison.sides(Instances(batched)))
         second = float(comparison.second(inputs)[column].detach())
         if not abs(second - exact) <= AGREEMENT * max(abs(second), abs(exact)):
             result.rejected += 1
@@ -318,6 +316,10 @@ def _parent_check(id: str, parts: tuple[str, ...]) -> BoundCheck:
     return BoundCheck(id, run, parts)
 
 
+def _landscape_check(id: str, check: Callable[[int], Row]) -> BoundCheck:
+    return BoundCheck(id, lambda budget, found: (check(budget.seed), None))
+
+
 def _worst_witness(witnesses: Iterable[Witness | None]) -> Witness | None:
     present = [witness for witness in witnesses if witness is not None]
     return max(present, key=lambda witness: witness.ratio) if present else None
@@ -329,10 +331,7 @@ PARENTS: dict[str, tuple[str, ...]] = {
 }
 BOUND_CHECKS: dict[str, BoundCheck] = {id: _case_check(case) for id, case in BOUND_CASES.items()}
 BOUND_CHECKS |= {id: _parent_check(id, parts) for id, parts in PARENTS.items()}
-BOUND_CHECKS |= {
-    id: BoundCheck(id, lambda budget, found, check=check: (check(budget.seed), None))
-    for id, check in LANDSCAPE_CHECKS.items()
-}
+BOUND_CHECKS |= {id: _landscape_check(id, check) for id, check in LANDSCAPE_CHECKS.items()}
 
 
 def run_bound_check(id: str, budget: SearchBudget) -> Checked:
@@ -446,12 +445,11 @@ def recompute(witness: Witness) -> WitnessReport:
     column = case.printed.pieces.index(witness.piece)
     with torch.no_grad():
         instances = Instances({name: tensor[None] for name, tensor in witness.inputs.items()})
-        exact = float(case.printed.exact(instances)[column])
-        bound = float(case.printed.bound(instances)[column])
+        exact, bound = (float(side[0, column]) for side in case.printed.sides(instances))
         repaired = case.corrected
         corrected = nan
         if repaired is not None and witness.piece in repaired.pieces:
-            corrected = float(repaired.bound(instances)[repaired.pieces.index(witness.piece)])
+            corrected = float(repaired.sides(instances)[1][0, repaired.pieces.index(witness.piece)])
     second = float(case.printed.second(witness.inputs)[column].detach())
     ratio = second / bound if bound > 0 else inf if second > 0 else nan
     return WitnessReport(witness.id, witness.piece, case.reading, exact, second, bound, ratio, witness.ratio, corrected)
