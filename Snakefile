@@ -15,7 +15,9 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/hessian.smk"
 include: "workflow/rules/theory.smk"
+include: "workflow/rules/experiments.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/verdict.smk"
 
 
 rule all:

@@ -46,3 +46,27 @@ for name in DATASETS:
             lock=LOCK_HASH,
         script:
             "../scripts/train.py"
+
+
+rule accuracies:
+    """The accuracies of every run at its evaluated steps."""
+    input:
+        metrics=[
+            f"{RESULTS}/metrics/{run}.csv" for name in DATASETS for run in runs(name)
+        ],
+        code=code("accuracies"),
+    output:
+        table=f"{RESULTS}/tables/accuracies.csv",
+        latex=f"{RESULTS}/tables/accuracies.tex",
+    log:
+        log_file("accuracies"),
+    conda:
+        ENVIRONMENT
+    params:
+        runs=[run for name in DATASETS for run in runs(name)],
+        steps={name: DATASETS[name]["training"]["steps"] for name in DATASETS},
+    script:
+        "../scripts/accuracies.py"
+
+
+TARGETS += [f"{RESULTS}/tables/accuracies.csv"]
