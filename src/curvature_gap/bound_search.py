@@ -17,10 +17,28 @@ import torch
 from torch import Tensor
 
 from curvature_gap.bound_cases import BOUND_CASES, BoundCase, Comparison
+from curvature_gap.bound_errata import ERRATA, MISPRINTS
 from curvature_gap.bound_instances import Draw, Instances, draw_instances
 from curvature_gap.landscape_checks import LANDSCAPE_CHECKS
 from curvature_gap.statements import Row, worst
 from curvature_gap.theory.printed_bounds import NORM_NAMES, attaining_matrix, matrix_norm, norm_constant
+
+__all__ = [
+    "BOUND_CHECKS",
+    "ERRATA",
+    "LAPTOP",
+    "MISPRINTS",
+    "PAPER",
+    "SMOKE",
+    "SearchBudget",
+    "Witness",
+    "describe_witness",
+    "load_witness",
+    "norm_inequality_table",
+    "run_bound_check",
+    "run_bound_checks",
+    "save_witness",
+]
 
 TOLERANCE = 1e-9
 """A bound is violated when exact / bound exceeds 1 by more than this; rounding at an equality is about 1e-15."""

@@ -30,15 +30,6 @@ class Row:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Erratum:
-    """What the paper prints, what holds instead, and why, in plain Unicode for the report."""
-
-    printed: str
-    corrected: str
-    reason: str
-
-
 def worst(verdicts: list[AsPrinted]) -> AsPrinted:
     """Return the worst verdict. Raises ValueError on an empty list."""
     return max(verdicts, key=AS_PRINTED_ORDER.index)
