@@ -4,6 +4,7 @@ import gzip
 import logging
 import os
 import pickle
+import select
 import subprocess
 import sys
 import zipfile
@@ -262,6 +263,34 @@ def test_pips_last_word_is_told(monkeypatch, tmp_path, source, message):
     fake_pip(monkeypatch, tmp_path, source)
     with pytest.raises(SourceError, match=message):
         downloads.download_wheel("some==1.0", tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_killed_process_leaves_no_pip_behind(tmp_path):
+    """The stand-in for pip holds the write end of a pipe: the pipe closes when its last holder is gone."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport time\nprint('started', flush=True)\ntime.sleep(60)\n")
+    script.chmod(0o755)
+    reader, writer = os.pipe()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom curvature_gap import downloads\nrun = downloads.subprocess.run\n"
+        f"downloads.subprocess.run = lambda *a, **k: run(*a, **k, pass_fds=({writer},))\n"
+        f"sys.executable = {str(script)!r}\nprint('started', flush=True)\n"
+        f"downloads.download_wheel('some==1.0', Path({str(tmp_path)!r}))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, pass_fds=(writer,), text=True
+    ) as process:
+        os.close(writer)
+        assert process.stdout.readline() == "started\n"
+        # Long enough for the child to be started; if it is not yet, there is nothing to leave behind.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.kill()
+    with os.fdopen(reader, "rb") as pipe:
+        ready, _, _ = select.select([pipe], [], [], 10)
+        assert ready, "a child still holds the pipe"
+        assert pipe.read() == b""
 
 
 def test_a_second_process_waits_for_the_lock_and_a_killed_one_frees_it(cache):

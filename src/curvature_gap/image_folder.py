@@ -324,7 +324,8 @@ def _decode(entry: Entry, image_size: int | None, channels: int | None) -> np.nd
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_kind(image, entry.where, channels)
             mode = "L" if channels == 1 or image.mode in ("1", "L") else "RGB"
-            pixels = ImageOps.exif_transpose(image).convert(mode)
+            upright = ImageOps.exif_transpose(image) if image.getexif() else image
+            pixels = upright.convert(mode)
     except ImageFolderError:
         raise
     except (*DAMAGED, Image.DecompressionBombError) as error:
