@@ -4,6 +4,7 @@ import torch
 
 from curvature_gap.architecture import Architecture
 from curvature_gap.loss_increments import (
+    COLUMNS,
     Measurement,
     a1_fit_rows,
     a1_rows,
@@ -251,3 +252,17 @@ def test_a1_of_gradients_with_mean_zero_falls_like_one_over_the_root(randn):
     rows = a1_rows(curves, {"run": "r"}, 2)
     assert len(rows) == 12 * len(curves.k)
     assert rows[1]["k"] == 2 * curves.k[1]
+
+
+def test_every_table_has_the_columns_it_says(measurement, randn):
+    identity = {"run": "r", "stage": "trained", "seed": 0}
+    curves = gradient_curves([randn(20, 3)], orderings(20, 2, seed=0), np.array([1, 4, 10]))
+    k, values = measurement.curves()
+    tables = {
+        "table": increment_rows(identity, values, k, 1, span=3, points=4, rhs_exact=1.0, rhs_tight=2.0),
+        "fits": fit_rows(measurement, identity, 20, 2),
+        "t7": t7_rows(measurement, identity),
+        "a1": a1_rows(curves, identity, 1),
+        "a1_fits": a1_fit_rows(curves, identity, 1, seed=0),
+    }
+    assert {name: list(rows[0]) for name, rows in tables.items()} == COLUMNS

@@ -77,10 +77,10 @@ def test_keys_and_values_along_a_run():
 
     dynamics = step(0, W_K=4.0, W_V=2.0) + step(1, W_K=6.0, W_V=8.0) + step(2, W_V=5.0, W_1=4.0)
     row = keys_and_values_rows(dynamics, {"run": "r"})[0]
-    assert row["steps"] == 3
-    assert row["share"] == pytest.approx(2 / 3)
+    assert row["share_of_steps"] == pytest.approx(2 / 3)
     assert row["holds"]
-    assert row["factor"] == pytest.approx((2 + 6 + 1 / 4) / 3)
+    assert row["largest"] == "values"
+    assert row["ratio"] == pytest.approx((2 + 6 + 1 / 4) / 3)
 
 
 def test_wilsons_interval_is_its_formula():

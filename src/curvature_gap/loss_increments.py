@@ -20,6 +20,17 @@ from curvature_gap.vit import flatten_parameters, unflatten_parameters, vit_logi
 
 BINS_PER_DECADE = 8
 BATCHES_BEFORE_FIT = 10
+_FIT = ["exponent", "low", "high", "prefactor", "n_orderings"]
+_T7 = ["at", "distance", "L", "mean_loss", "M", "M_residual", "M_samples", "M_tight", "constant", "constant_tight"]
+_RUN = ["run", "stage", "seed"]
+COLUMNS = {
+    "table": [*_RUN, "ordering", "k", "increment", "ema", "rhs_exact", "rhs_tight", "grad_norm", "batch"],
+    "fits": [*_RUN, "batch", "passes", "part", *_FIT, "k_first", "k_last"],
+    "t7": [*_RUN, *_T7, "worst_ratio", "median_ratio", "violations", "n_cases"],
+    "a1": [*_RUN, "ordering", "k", "grad_norm", "grad_increment", "grad_norm_all", "batch"],
+    "a1_fits": [*_RUN, "quantity", *_FIT, "first", "last", "grad_norm_all", "batch"],
+}
+"""Columns of the tables, which exist also where nothing could be measured."""
 
 
 @torch.no_grad()

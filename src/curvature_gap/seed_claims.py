@@ -65,6 +65,7 @@ def largest_rows(measures: Measures, identity: Mapping[str, Any], block: str = "
                     "largest": order[0],
                     "holds": order[0] == block,
                     "ratio": measures[block][measure] / measures[rival][measure],
+                    "share_of_steps": nan,
                 }
             )
     return rows
@@ -89,6 +90,7 @@ def growth_rows(before: Measures, after: Measures, identity: Mapping[str, Any]) 
                     "largest": slowest,
                     "holds": growth[slowest] > 1,
                     "ratio": growth[slowest],
+                    "share_of_steps": nan,
                 }
             )
     return rows
@@ -107,31 +109,38 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def keys_and_values_rows(dynamics: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return, for the norms along one run, whether keys and values are the two highest of FIG-5's groups.
 
-    `share` is the share of steps at which they are; `holds` says whether they are at more than half of them. `factor`
-    is the mean over the steps of the lower of the two over the highest of the others ("much smaller").
+    `share_of_steps` says at how many steps they are; the claim `holds` if at more than half. `ratio` is the mean over
+    the steps of the lower of the two over the highest of the others ("much smaller"), `largest` the group that is
+    highest most often.
     """
     rows = []
     for measure in ("parameter_spectral", "parameter_frobenius", "hessian_spectral", "hessian_frobenius"):
-        by_step: dict[int, dict[str, float]] = {}
-        for row in dynamics:
-            by_step.setdefault(int(row["step"]), {})[row["block"]] = row[measure]
-        factors = []
-        for sizes in by_step.values():
+        ratios, highest = [], []
+        for sizes in _by_step(dynamics, measure):
             group = {name: max(sizes[b] for b in blocks if b in sizes) for name, blocks in GROUPS.items()}
             others = max(group[name] for name in ("queries", "layer_norm", "feed_forward"))
-            factors.append(min(group["keys"], group["values"]) / others)
-        share = sum(factor > 1 for factor in factors) / len(factors)
+            ratios.append(min(group["keys"], group["values"]) / others)
+            highest.append(max(group, key=lambda name: group[name]))
+        share = sum(ratio > 1 for ratio in ratios) / len(ratios)
         rows.append(
             {
                 **identity,
+                "scope": "training",
                 "measure": measure,
-                "steps": len(factors),
-                "share": share,
+                "largest": max(dict.fromkeys(highest), key=highest.count),
                 "holds": share > 0.5,
-                "factor": sum(factors) / len(factors),
+                "ratio": sum(ratios) / len(ratios),
+                "share_of_steps": share,
             }
         )
     return rows
+
+
+def _by_step(dynamics: Sequence[Mapping[str, Any]], measure: str) -> Iterable[dict[str, float]]:
+    steps: dict[int, dict[str, float]] = {}
+    for row in dynamics:
+        steps.setdefault(int(row["step"]), {})[row["block"]] = row[measure]
+    return steps.values()
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -104,7 +104,9 @@ def _check_sense(settings: Settings) -> None:
         if dataset["source"] != "folder" and "path" in dataset:
             faults.append(f"{where}.path: only source folder takes a path, source is {dataset['source']}.")
         if training["batch_size"] > training["n_train"]:
-            faults.append(f"{where}.training.batch_size: {training['batch_size']} exceeds n_train {training['n_train']}.")
+            faults.append(
+                f"{where}.training.batch_size: {training['batch_size']} exceeds n_train {training['n_train']}."
+            )
         late = [step for step in training.get("checkpoint_steps", []) if step >= training["steps"]]
         if late:
             faults.append(f"{where}.training.checkpoint_steps: {late} not below steps {training['steps']}.")
@@ -115,5 +117,36 @@ def _check_sense(settings: Settings) -> None:
         batch = dataset.get("hessian", {}).get("batch_size", 0)
         if batch > training["n_train"]:
             faults.append(f"{where}.hessian.batch_size: {batch} exceeds n_train {training['n_train']}.")
+        faults += _experiment_faults(where, dataset)
     if faults:
         raise SettingsError("\n".join(faults))
+
+
+def _experiment_faults(where: str, dataset: Mapping[str, Any]) -> list[str]:
+    """Say what the experiments ask for and the dataset's other sections do not give."""
+    faults = []
+    training = dataset["training"]
+    for section in ("dynamics", "sensitivity", "spectrum", "curvature_vs_data"):
+        if section in dataset and "hessian" not in dataset:
+            faults.append(f"{where}.{section}: needs {where}.hessian, which names the batch.")
+    for section in ("increments", "spectrum", "curvature_vs_data"):
+        missing = sorted(set(dataset.get(section, {}).get("seeds", [])) - set(dataset["seeds"]))
+        if missing:
+            faults.append(f"{where}.{section}.seeds: {missing} are not among {where}.seeds {dataset['seeds']}.")
+    whole = dataset.get("dynamics", {}).get("whole_steps", [])
+    absent = sorted(set(whole) - set(training.get("checkpoint_steps", [])))
+    if absent:
+        faults.append(f"{where}.dynamics.whole_steps: {absent} are not among training.checkpoint_steps.")
+    sizes = dataset.get("curvature_vs_data", {}).get("sizes", [])
+    if sizes and max(sizes) > training["n_train"]:
+        faults.append(f"{where}.curvature_vs_data.sizes: {max(sizes)} exceeds n_train {training['n_train']}.")
+    increments = dataset.get("increments", {})
+    for key, parts in (("batch_size", 20), ("gradient_batch", 4)):
+        if increments.get(key, 0) * parts > training["n_train"]:
+            faults.append(
+                f"{where}.increments.{key}: {increments[key]} is too large; "
+                f"n_train {training['n_train']} must hold {parts} of them."
+            )
+    if increments.get("hessian_samples", 0) > training["n_train"]:
+        faults.append(f"{where}.increments.hessian_samples exceeds n_train {training['n_train']}.")
+    return faults
