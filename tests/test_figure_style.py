@@ -130,11 +130,11 @@ def test_damaged_or_blockwise_files_are_named(tmp_path):
 
 
 def test_labels_are_spread_as_little_as_possible():
-    np.testing.assert_allclose(figure_hessian.spread(np.array([1.0, 5.0, 9.0]), 2.0, 0.0, 10.0), [1, 5, 9])
-    np.testing.assert_allclose(figure_hessian.spread(np.array([4.0, 5.0, 6.0]), 2.0, 0.0, 10.0), [3, 5, 7])
-    np.testing.assert_allclose(figure_hessian.spread(np.array([9.0, 9.5, 10.0]), 2.0, 0.0, 10.0), [6, 8, 10])
+    np.testing.assert_allclose(style.spread(np.array([1.0, 5.0, 9.0]), 2.0, 0.0, 10.0), [1, 5, 9])
+    np.testing.assert_allclose(style.spread(np.array([4.0, 5.0, 6.0]), 2.0, 0.0, 10.0), [3, 5, 7])
+    np.testing.assert_allclose(style.spread(np.array([9.0, 9.5, 10.0]), 2.0, 0.0, 10.0), [6, 8, 10])
     with pytest.raises(ValueError, match="do not fit"):
-        figure_hessian.spread(np.arange(7.0), 2.0, 0.0, 10.0)
+        style.spread(np.arange(7.0), 2.0, 0.0, 10.0)
 
 
 def test_captions_say_what_stands_in_for_the_data(tmp_path):

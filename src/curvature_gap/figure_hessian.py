@@ -115,33 +115,11 @@ def _named_centres(names: Sequence[str], boundaries: np.ndarray) -> tuple[list[s
     return [style.label(pool) for pool in spans], np.array([(a + b) / 2 for a, b in spans.values()])
 
 
-def spread(centres: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
-    """Move label positions apart until neighbours are `gap` away, as little as possible, within [low, high].
-
-    Raises:
-        ValueError: If there is no room.
-    """
-    n = len(centres)
-    if (n - 1) * gap > high - low + 1e-9:
-        raise ValueError(f"{n} labels at distance {gap:g} do not fit between {low:g} and {high:g}.")
-    # With the gaps taken out, the nearest non-decreasing sequence is the isotonic regression: pool adjacent violators.
-    wanted = centres - gap * np.arange(n)
-    groups: list[tuple[float, int]] = []
-    for value in wanted:
-        mean, count = float(value), 1
-        while groups and groups[-1][0] > mean:
-            previous, members = groups.pop()
-            mean, count = (previous * members + mean * count) / (members + count), members + count
-        groups.append((mean, count))
-    moved = np.concatenate([[mean] * count for mean, count in groups])
-    return np.clip(moved, low, high - gap * (n - 1)) + gap * np.arange(n)
-
-
 def _write_names(ax: "Axes", names: Sequence[str], centres: np.ndarray, n: int) -> None:
     """Write block names left of and below the matrix, with a short line to the block where a name had to move."""
     inches = ax.get_window_extent().width / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
     unit = n / (72 * inches)  # one point, in cells
-    places = spread(centres, 8.5 * unit, -4 * unit, n + 4 * unit)
+    places = style.spread(centres, 8.5 * unit, -4 * unit, n + 4 * unit)
     # Names stand upright where the narrowest gap between two of them is too small for the words side by side.
     rotation = 90 if min(np.diff(places), default=n) < 30 * unit else 0
     line: Any = {"color": "black", "linewidth": 0.5, "clip_on": False}

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from curvature_gap.files import atomic_path
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -175,10 +177,12 @@ def about_data(record_path: str | Path, preset: str) -> str:
 def not_run(ax: "Axes", record_path: str | Path) -> str:
     """Say inside a panel that it was not run, and return the reason in one line, for the caption."""
     reason = read_json(record_path)["note"] or "the dataset is not at hand"
-    first = reason.strip().splitlines()[0][:160]
+    first = textwrap.shorten(reason.strip().splitlines()[0], 160, placeholder=" …")
     ax.set(xticks=[], yticks=[])
     ax.text(0.5, 0.62, "not run", ha="center", fontsize=9, color=GREY, transform=ax.transAxes)
-    ax.text(0.5, 0.5, _wrapped(first, 44), ha="center", va="top", color=GREY, transform=ax.transAxes)
+    # parse_math: a reason may hold a dollar sign.
+    lines = "\n".join(textwrap.wrap(first, 44))
+    ax.text(0.5, 0.5, lines, ha="center", va="top", color=GREY, transform=ax.transAxes, parse_math=False)
     for spine in ax.spines.values():
         spine.set(visible=True, color="#BBBBBB", linestyle=(0, (3, 3)))
     return first
@@ -248,6 +252,30 @@ def light_grid(ax: "Axes", axis: str = "both") -> None:
     ax.set_axisbelow(True)
 
 
+def spread(centres: "np.ndarray", gap: float, low: float, high: float) -> "np.ndarray":
+    """Move label positions apart until neighbours are `gap` away, as little as possible, within [low, high].
+
+    Raises:
+        ValueError: If there is no room.
+    """
+    import numpy as np
+
+    n = len(centres)
+    if (n - 1) * gap > high - low + 1e-9:
+        raise ValueError(f"{n} labels at distance {gap:g} do not fit between {low:g} and {high:g}.")
+    # With the gaps taken out, the nearest non-decreasing sequence is the isotonic regression: pool adjacent violators.
+    wanted = centres - gap * np.arange(n)
+    groups: list[tuple[float, int]] = []
+    for value in wanted:
+        mean, count = float(value), 1
+        while groups and groups[-1][0] > mean:
+            previous, members = groups.pop()
+            mean, count = (previous * members + mean * count) / (members + count), members + count
+        groups.append((mean, count))
+    moved = np.concatenate([[mean] * count for mean, count in groups])
+    return np.clip(moved, low, high - gap * (n - 1)) + gap * np.arange(n)
+
+
 def steps_axis(ax: "Axes", label: bool = True) -> None:
     """Show training steps on a scale that is linear up to 1 and logarithmic after: step 0 is on it."""
     ax.set_xscale("symlog", linthresh=1, linscale=0.4)
@@ -257,9 +285,3 @@ def steps_axis(ax: "Axes", label: bool = True) -> None:
         ax.set_xlabel("training step")
     else:
         ax.tick_params(labelbottom=False)
-
-
-def _wrapped(text: str, width: int) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))

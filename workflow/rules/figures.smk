@@ -52,6 +52,45 @@ def hessian_entries(dataset, init, trained):
     }
 
 
+def table(name):
+    return f"{RESULTS}/tables/{name}.csv"
+
+
+def steps_shown():
+    """Return up to four of the first 1000 steps, evenly chosen among those with a whole Hessian."""
+    steps = sorted(
+        step
+        for step in [0, *DATASETS["mnist"]["dynamics"]["whole_steps"]]
+        if step <= 1000
+    )
+    return (
+        [steps[round(i * (len(steps) - 1) / 3)] for i in range(4)]
+        if len(steps) > 4
+        else steps
+    )
+
+
+def first_steps(notebook, what):
+    """Return one of FIG-7 to FIG-11, of the first MNIST run."""
+    run = runs("mnist")[0]
+    steps = steps_shown()
+    stage = {step: step_stage(step) if step else "init" for step in steps}
+    return figure_entry(
+        notebook,
+        PAPER,
+        f"{what} during the first 1000 training steps",
+        {
+            "run": run,
+            "steps": steps,
+            "batch_size": DATASETS["mnist"]["hessian"]["batch_size"],
+        },
+        dynamics=table("dynamics"),
+        checkpoints=[checkpoint(run, stage[step]) for step in steps],
+        hessians=[hessian(run, stage[step]) for step in steps],
+        data=dataset_record("mnist"),
+    )
+
+
 FIGURES = {
     "fig01": figure_entry(
         "fig01", PAPER, "Overview: the loss gap and the curvature of a block"
@@ -66,61 +105,121 @@ for name in HESSIAN_DATASETS:
     )
     FIGURES |= hessian_entries(name, *names)
 
-FIGURES["fig05"] = figure_entry(
-    "fig05",
-    PAPER,
-    "Norms of parameters and Hessian blocks over training",
-    {"batch_size": DATASETS["mnist"]["hessian"]["batch_size"]},
-    dynamics=f"{RESULTS}/tables/dynamics.csv",
-    data=dataset_record("mnist"),
-    metrics=metrics("mnist"),
-)
-
-
-def steps_shown():
-    """Return up to four steps of the first 1000, log-spaced, whose whole Hessian is there."""
-    steps = sorted(
-        step
-        for step in [0, *DATASETS["mnist"]["training"].get("checkpoint_steps", [])]
-        if step <= 1000
-    )
-    return (
-        [steps[round(i * (len(steps) - 1) / 3)] for i in range(4)]
-        if len(steps) > 4
-        else steps
-    )
-
-
-def first_steps(notebook, what):
-    """Return one of FIG-7 to FIG-11, of the first MNIST run."""
-    run = runs("mnist")[0]
-    steps = steps_shown()
-    stage = {step: f"step_{step:05d}" if step else "init" for step in steps}
-    return figure_entry(
-        notebook,
+if "mnist" in having("dynamics"):
+    FIGURES["fig05"] = figure_entry(
+        "fig05",
         PAPER,
-        f"{what} during the first 1000 training steps",
-        {
-            "run": run,
-            "steps": steps,
-            "batch_size": DATASETS["mnist"]["hessian"]["batch_size"],
-        },
-        dynamics=f"{RESULTS}/tables/dynamics.csv",
-        checkpoints=[checkpoint(run, stage[step]) for step in steps],
-        hessians=[hessian(run, stage[step]) for step in steps],
+        "Norms of parameters and Hessian blocks over training",
+        {"batch_size": DATASETS["mnist"]["hessian"]["batch_size"]},
+        dynamics=table("dynamics"),
+        data=dataset_record("mnist"),
+        metrics=metrics("mnist"),
+    )
+    FIGURES["fig07"] = first_steps("fig07", "Queries")
+    FIGURES["fig08"] = first_steps("fig08", "Keys")
+    FIGURES["fig09"] = first_steps("fig09", "Values")
+    FIGURES["fig10"] = first_steps("fig10", "LayerNorm")
+    FIGURES["fig11"] = first_steps("fig11", "Feed-forward part")
+
+# CIFAR-100 first, as in the paper; one run each.
+CONVERGENCE = [name for name in ("cifar100", "mnist") if name in having("increments")]
+if CONVERGENCE:
+    models = [runs_of("increments", name)[0] for name in CONVERGENCE]
+    about_models = {
+        "data": [dataset_record(name) for name in CONVERGENCE],
+        "metrics": [f"{RESULTS}/metrics/{run}.csv" for run in models],
+    }
+    FIGURES["fig06"] = figure_entry(
+        "fig06",
+        PAPER,
+        "The change of the loss by one more batch",
+        {"runs": models},
+        increments=table("increments"),
+        fits=table("increment_fits"),
+        **about_models,
+    )
+    FIGURES["fig12"] = figure_entry(
+        "fig12",
+        PAPER,
+        "Assumption A1",
+        {"runs": models},
+        assumption_a1=table("assumption_a1"),
+        **about_models,
+    )
+if "mnist" in having("increments"):
+    run = runs_of("increments", "mnist")[0]
+    FIGURES["figx_sample_size"] = figure_entry(
+        "figx_sample_size",
+        BEYOND,
+        "How many samples a tolerance needs",
+        {"run": run},
+        sample_size=table("sample_size"),
+        data=dataset_record("mnist"),
+        metrics=f"{RESULTS}/metrics/{run}.csv",
+    )
+if "mnist" in having("spectrum"):
+    FIGURES["figx_spectrum"] = figure_entry(
+        "figx_spectrum",
+        BEYOND,
+        "Eigenvalues of the exact Hessian",
+        {"dataset": "mnist", "batch_size": DATASETS["mnist"]["hessian"]["batch_size"]},
+        spectrum=table("spectrum"),
+        summary=table("spectrum_summary"),
+        data=dataset_record("mnist"),
+        metrics=[
+            f"{RESULTS}/metrics/{run}.csv" for run in runs_of("spectrum", "mnist")
+        ],
+    )
+if "mnist" in having("curvature_vs_data"):
+    FIGURES["figx_curvature_vs_data"] = figure_entry(
+        "figx_curvature_vs_data",
+        BEYOND,
+        "Curvature against the amount of data",
+        {"batch_size": DATASETS["mnist"]["hessian"]["batch_size"]},
+        curvature=table("curvature_vs_data"),
+        exponents=table("curvature_exponents"),
         data=dataset_record("mnist"),
     )
-
-
-FIGURES["fig07"] = first_steps("fig07", "Queries")
-FIGURES["fig08"] = first_steps("fig08", "Keys")
-FIGURES["fig09"] = first_steps("fig09", "Values")
-FIGURES["fig10"] = first_steps("fig10", "LayerNorm")
-FIGURES["fig11"] = first_steps("fig11", "Feed-forward part")
-
-
-# Figures whose inputs no rule makes.
-WAITING = {"fig05", "fig07", "fig08", "fig09", "fig10", "fig11"}
+if "mnist" in having("hessian"):
+    FIGURES["figx_seed_claims"] = figure_entry(
+        "figx_seed_claims",
+        BEYOND,
+        "In how many seeds the claims on blocks hold",
+        {"dataset": "mnist"},
+        shares=table("seed_claim_shares"),
+        data=dataset_record("mnist"),
+        metrics=metrics("mnist"),
+    )
+    FIGURES["figx_published"] = figure_entry(
+        "figx_published",
+        BEYOND,
+        "Our Hessian blocks beside the published figure",
+        comparison=table("published_comparison"),
+        data=dataset_record("mnist"),
+    )
+    FIGURES["figx_bounds"] = figure_entry(
+        "figx_bounds",
+        BEYOND,
+        "Exact norms and all bounds",
+        bounds=table("bounds"),
+        data=dataset_record("mnist"),
+    )
+if "mnist" in having("sensitivity"):
+    FIGURES["figx_sensitivity"] = figure_entry(
+        "figx_sensitivity",
+        BEYOND,
+        "What the claim at initialisation depends on",
+        shares=table("sensitivity_mnist_shares"),
+        data=dataset_record("mnist"),
+    )
+FIGURES["figx_benchmark"] = figure_entry(
+    "figx_benchmark",
+    BEYOND,
+    "How long an exact Hessian takes",
+    benchmarks="expected/bench/benchmarks.csv",
+)
+# Figures whose inputs no rule makes and no file holds.
+WAITING = {"figx_bounds", "figx_benchmark"}
 FIGURES = {name: entry for name, entry in FIGURES.items() if name not in WAITING}
 
 
