@@ -12,7 +12,7 @@ from curvature_gap.workflow_support import package_files
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-ALLOWED = {"curvature_gap", "json", "matplotlib", "numpy", "pandas", "pathlib", "seaborn"}
+ALLOWED = {"curvature_gap", "json", "matplotlib", "numpy", "pandas", "pathlib", "seaborn", "textwrap"}
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
