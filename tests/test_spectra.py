@@ -40,6 +40,11 @@ def test_planted_outliers_are_counted(count):
     assert gap == pytest.approx(planted.min() / bulk.max())
 
 
+def test_the_gap_above_rounding_errors_is_not_one_of_outliers():
+    low_rank = np.concatenate([1e-15 * np.ones(50), [1.0, 1.1, 1.2, 9.0, 10.0]])
+    assert outliers(low_rank, classes=10) == (2, pytest.approx(9 / 1.2))
+
+
 def test_the_scale_does_not_matter_and_nothing_positive_has_no_outliers():
     values = np.sort(np.random.default_rng(2).exponential(size=50))
     assert outliers(values, 10)[0] == outliers(1e-9 * values, 10)[0]

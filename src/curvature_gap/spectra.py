@@ -9,6 +9,8 @@ from curvature_gap.hessian import Hessian
 from curvature_gap.power_law import Array
 
 SEARCH_FACTOR = 3
+NEGLIGIBLE = 1e-3
+"""Relative to the largest |eigenvalue|."""
 
 
 def spectra(hessian: Hessian) -> dict[str, Array]:
@@ -28,11 +30,12 @@ def outliers(eigenvalues: Array, classes: int) -> tuple[int, float]:
     """Return how many leading eigenvalues stand apart from the rest, and the gap that sets them apart.
 
     The outliers are the eigenvalues above the largest ratio λ_j / λ_{j+1} of neighbours among the 3 · classes + 1
-    largest positive ones: a gap, not a threshold, so the scale of the loss does not matter. The gap is that ratio; near
-    one it means that nothing stands apart. Returns (0, NaN) if fewer than two eigenvalues are positive.
+    largest, as far as these exceed 1e-3 of the largest |λ| (a matrix of low rank has a gap of 1e9 above its rounding
+    errors): a gap, not a threshold, so the scale of the loss does not matter. The gap is that ratio; near one it means
+    that nothing stands apart. Returns (0, NaN) if fewer than two eigenvalues qualify.
     """
     leading = np.sort(eigenvalues)[::-1][: SEARCH_FACTOR * classes + 1]
-    leading = leading[leading > 0]
+    leading = leading[leading > NEGLIGIBLE * np.abs(eigenvalues).max()]
     if len(leading) < 2:
         return 0, float("nan")
     ratios = leading[:-1] / leading[1:]
@@ -66,7 +69,7 @@ def spectrum_rows(
                 "smallest": float(ascending[0]),
                 "trace": float(ascending.sum()),
                 "negative": float((ascending < -rounding).mean()),
-                "near_zero": float((np.abs(ascending) <= 1e-3 * largest).mean()),
+                "near_zero": float((np.abs(ascending) <= NEGLIGIBLE * largest).mean()),
                 "classes": classes,
                 "outliers": n_outliers,
                 "gap": gap,
