@@ -145,7 +145,7 @@ def _SM() -> list[Equation]:
 
     def oracle(c: Instance) -> Tensor:
         L, T = c.L, _logits(c)
-        return torch.stack([autodiff_hessian(maps.softmax, t).reshape(L, L, L) for t in T])
+        return torch.stack([autodiff_hessian(maps.softmax, t[None]).reshape(L, L, L) for t in T])
 
     return [Equation("", printed, oracle, (lambda c: softmax.softmax_row_hessians(maps.softmax(_logits(c))),))]
 

@@ -35,7 +35,7 @@ def _scalars(*values: Tensor | float) -> Tensor:
 
 
 def _norms_as_printed(case: Instance) -> Tensor:
-    """D1: largest singular value, root of the sum of squares, of singular values, column sum, row sum, entry."""
+    """Largest singular value, roots of sums of squares (two), column sum, row sum, entry. Source: D1."""
     A = case.X
     singular = torch.linalg.svdvals(A)
     return _scalars(
@@ -158,7 +158,18 @@ def _invertible(case: Instance) -> Tensor:
     return case.weights["W_V"] + 3 * eye(case.d_V)
 
 
+def _row_division_as_printed(case: Instance) -> Tensor:
+    """diag⁻¹(b) A. Source: P4."""
+    return torch.linalg.inv(torch.diag(case.target[:, 0])) @ case.X
+
+
+def _norm(A: Tensor) -> Tensor:
+    """The spectral norm. Source: PR2, P9, P12."""
+    return torch.linalg.matrix_norm(A, 2)[None]
+
+
 def _sum_ratios() -> Iterator[tuple[str, float]]:
+    """‖A + B‖ / (‖A‖ + ‖B‖). Source: P8."""
     norm = partial(torch.linalg.matrix_norm, ord=2)
     for c in instances():
         for part, A, B in (("random", c.X, c.target), ("B = 2A", c.X, 2 * c.X), ("B = −A/2", c.X, -c.X / 2)):
@@ -166,6 +177,7 @@ def _sum_ratios() -> Iterator[tuple[str, float]]:
 
 
 def _product_ratios() -> Iterator[tuple[str, float]]:
+    """‖A B‖ / (‖A‖ ‖B‖). Source: P10."""
     norm = partial(torch.linalg.matrix_norm, ord=2)
     for c in instances():
         W = c.weights["W_Q"]
@@ -211,9 +223,7 @@ STATEMENTS: dict[str, Statement] = {
     "P3": Statement(
         [equation(lambda c: torch.diag(vec_r(c.X)) @ vec_r(c.target), lambda c: (c.X * c.target).flatten())]
     ),
-    "P4": Statement(
-        [equation(lambda c: torch.linalg.inv(torch.diag(c.target[:, 0])) @ c.X, lambda c: c.X / c.target[:, :1])]
-    ),
+    "P4": Statement([equation(_row_division_as_printed, lambda c: c.X / c.target[:, :1])]),
     "P5": Statement(
         [
             equation(
@@ -229,7 +239,7 @@ STATEMENTS: dict[str, Statement] = {
         [
             equation(
                 lambda c: _scalars(float(c.L)),
-                lambda c: torch.linalg.matrix_norm(torch.ones(c.L, c.L, dtype=torch.float64), 2)[None],
+                lambda c: _norm(torch.ones(c.L, c.L, dtype=torch.float64)),
             )
         ]
     ),
@@ -301,16 +311,16 @@ STATEMENTS: dict[str, Statement] = {
     "P9": Statement(
         [
             equation(
-                lambda c: _scalars(torch.linalg.matrix_norm(c.X, 2) * torch.linalg.matrix_norm(c.C, 2)),
-                lambda c: torch.linalg.matrix_norm(kron(c.X, c.C), 2)[None],
+                lambda c: _norm(c.X) * _norm(c.C),
+                lambda c: _norm(kron(c.X, c.C)),
             )
         ]
     ),
     "P12": Statement(
         [
             equation(
-                lambda c: torch.linalg.matrix_norm(c.X.T, 2)[None],
-                lambda c: torch.linalg.matrix_norm(c.X, 2)[None],
+                lambda c: _norm(c.X.T),
+                lambda c: _norm(c.X),
             )
         ]
     ),

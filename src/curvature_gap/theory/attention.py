@@ -60,13 +60,13 @@ def attention_hessian(
     W_V: Float[Tensor, "d_V d_out"],
     first: str,
     second: str,
-) -> Float[Tensor, "L*d_out*p q"]:
+) -> Float[Tensor, "outputs_times_p q"]:
     """Return ∂²F/∂(first)∂(second), all 16 pairs: the product rule on F = A V and the chain rule on A = softmax(T).
 
     F_pq = A_pq V + A_p V_q + A_q V_p + A V_pq, with A_pq = (∂²a/∂t²)[T_p, T_q] + (∂a/∂t) T_pq per row.
     Arguments and errors as in `attention_jacobian`.
 
-    Source: L2_VV, L2_QQ, L2_VQ, L2_QK (corrected), and the pairs the paper leaves out.
+    Source: L2_VV, L2_QQ, L2_VQ, L2_QK (corrected), and the pairs the paper leaves out, L2_supplied.
     """
     _check_names(first, second)
     arguments = {"X": X, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}

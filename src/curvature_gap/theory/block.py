@@ -12,10 +12,10 @@ from torch import Tensor
 from curvature_gap.maps import attention, layer_norm
 from curvature_gap.matrix_calculus import (
     add,
-    chain_hessian,
     eye,
     kron,
     multiply,
+    rows_chain_hessian,
     transpose_hessian,
 )
 from curvature_gap.shapes import Float
@@ -30,7 +30,13 @@ from curvature_gap.theory.feed_forward import (
     feed_forward_jacobian,
     relu_jacobian,
 )
-from curvature_gap.theory.layer_norm import layer_norm_hessian, layer_norm_jacobian
+from curvature_gap.theory.layer_norm import (
+    check_rows_vary,
+    layer_norm_hessian,
+    layer_norm_jacobian,
+    layer_norm_row_hessians,
+    layer_norm_row_jacobians,
+)
 
 ATTENTION_WEIGHTS = ("W_Q", "W_K", "W_V")
 FEED_FORWARD_WEIGHTS = ("W_1", "W_2")
@@ -78,18 +84,25 @@ class Block:
 
     @cached_property
     def Y(self) -> Tensor:
+        check_rows_vary(self.S_0, self.eps)
         return layer_norm(self.S_0, self.weights.get("LN1_gamma"), self.weights.get("LN1_beta"), self.eps)
+
+    @cached_property
+    def U(self) -> Tensor:
+        """Y W_1 + b_1."""
+        w = self.weights
+        return self.Y @ w["W_1"] if "b_1" not in w else self.Y @ w["W_1"] + w["b_1"]
 
     @cached_property
     def S(self) -> Tensor:
         """Y + FFN(Y), the second LN's input."""
         w = self.weights
-        U = self.Y @ w["W_1"] if "b_1" not in w else self.Y @ w["W_1"] + w["b_1"]
-        out = self.activation.value(U) @ w["W_2"]
+        out = self.activation.value(self.U) @ w["W_2"]
         return self.Y + (out if "b_2" not in w else out + w["b_2"])
 
     @cached_property
     def Z(self) -> Tensor:
+        check_rows_vary(self.S, self.eps)
         return layer_norm(self.S, self.weights.get("LN2_gamma"), self.weights.get("LN2_beta"), self.eps)
 
     @cached_property
@@ -124,6 +137,25 @@ class Block:
         w = self.weights
         return feed_forward_hessian(self.Y, w["W_1"], w["W_2"], first, second, w.get("b_1"), self.activation)
 
+    # LayerNorm and the feed-forward layer act on each token alone: their derivatives, token by token.
+
+    @cached_property
+    def _first_norm_rows(self) -> tuple[Tensor, Tensor]:
+        arguments = self.S_0, self.weights.get("LN1_gamma"), self.eps
+        return layer_norm_row_jacobians(*arguments), layer_norm_row_hessians(*arguments)
+
+    @cached_property
+    def _second_norm_rows(self) -> tuple[Tensor, Tensor]:
+        arguments = self.S, self.weights.get("LN2_gamma"), self.eps
+        return layer_norm_row_jacobians(*arguments), layer_norm_row_hessians(*arguments)
+
+    @cached_property
+    def _feed_forward_rows(self) -> tuple[Tensor, Tensor]:
+        W_1, W_2 = self.weights["W_1"], self.weights["W_2"]
+        J = torch.einsum("if,fo,af->ioa", self.activation.first(self.U), W_2, W_1)
+        H = torch.einsum("if,fo,af,bf->ioab", self.activation.second(self.U), W_2, W_1, W_1)
+        return J + torch.eye(J.shape[1], dtype=J.dtype), H
+
     def G(self, name: str) -> Tensor:
         """Return ∂F/∂W for an attention weight. Source: G_V, G_Q, G_K."""
         return attention_jacobian(*self._attention, name)
@@ -156,7 +188,7 @@ class Block:
         Raises:
             ValueError: If a name is none of the five weights.
 
-        Source: T5_xi_11, T5_xi_22, T5_xi_12, T5_xi_21, T5_xi_1k, T5_xi_2k, T5_xi_kl (corrected and completed).
+        Source: T5_xi_11, T5_xi_22, T5_xi_12, T5_xi_21, T5_xi_1k, T5_xi_2k, T5_xi_kl (corrected), T5_supplied.
         """
         _check_names(first, second)
         if first in FEED_FORWARD_WEIGHTS and second in FEED_FORWARD_WEIGHTS:
@@ -165,8 +197,10 @@ class Block:
             return self._ffn_hessian(first, "Y") @ self.dY(second)
         if second in FEED_FORWARD_WEIGHTS:
             return transpose_hessian(self.xi(second, first), self.weights[second].numel())
-        Y_kl = chain_hessian(self.J_Y, self.H_Y, self.G(first), self.G(second), self.Phi(first, second))
-        return chain_hessian(self.J_SY, self._ffn_hessian("Y", "Y"), self.dY(first), self.dY(second), Y_kl)
+        J_Y, H_Y = self._first_norm_rows
+        Y_kl = rows_chain_hessian(J_Y, H_Y, self.G(first), self.G(second), self.Phi(first, second))
+        J_SY, H_SY = self._feed_forward_rows
+        return rows_chain_hessian(J_SY, H_SY, self.dY(first), self.dY(second), Y_kl)
 
     def jacobian(self, name: str) -> Tensor:
         """Return ∂Z/∂W = J_Z B. Source: T4_main."""
@@ -174,7 +208,8 @@ class Block:
 
     def hessian(self, first: str, second: str) -> Tensor:
         """Return ∂²Z/∂W_i∂W_j = (J_Z ⊗ I) ξ_ij + (I ⊗ B_iᵀ) H_Z B_j. Source: T5_boxed."""
-        return chain_hessian(self.J_Z, self.H_Z, self.B(first), self.B(second), self.xi(first, second))
+        J_Z, H_Z = self._second_norm_rows
+        return rows_chain_hessian(J_Z, H_Z, self.B(first), self.B(second), self.xi(first, second))
 
 
 def _check_names(*names: str) -> None:

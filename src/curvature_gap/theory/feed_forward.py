@@ -1,7 +1,7 @@
 """The feed-forward layer σ(Y W_1 + b_1) W_2 + b_2: Jacobians and Hessians in Y, W_1, b_1, W_2, b_2.
 
 σ enters through σ' and σ'' alone, so any smooth activation does; for ReLU σ'' = 0 almost everywhere. In the einsums i
-is the token, f a hidden feature, o an output feature, p and q entries of the two arguments.
+is the token, f and g are hidden features, a and b input features, o and e output features, m and n tokens of Y.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvature_gap.matrix_calculus import K_as_printed, eye, kron_left_jacobian, kron_right_jacobian, vec_r
+from curvature_gap.matrix_calculus import (
+    K_as_printed,
+    eye,
+    kron_left_jacobian,
+    kron_right_jacobian,
+    transpose_hessian,
+    vec_r,
+)
 from curvature_gap.shapes import Float
 
 ARGUMENTS = ("Y", "W_1", "b_1", "W_2", "b_2")
@@ -99,12 +106,17 @@ def feed_forward_jacobian(
     _check_names(name)
     sigma = activation_derivatives(activation)
     U = Y @ W_1 if b_1 is None else Y @ W_1 + b_1
-    J = torch.einsum("if,ifp,fo->iop", sigma.first(U), _preactivation_derivative(Y, W_1, W_2, name), W_2)
-    if name == "W_2":
-        I_out = torch.eye(W_2.shape[1], dtype=Y.dtype)
+    I_out = torch.eye(W_2.shape[1], dtype=Y.dtype)
+    if name == "Y":
+        return torch.block_diag(*torch.einsum("if,fo,af->ioa", sigma.first(U), W_2, W_1))
+    if name == "W_1":
+        J = torch.einsum("if,fo,ia->ioaf", sigma.first(U), W_2, Y)
+    elif name == "b_1":
+        J = torch.einsum("if,fo->iof", sigma.first(U), W_2)
+    elif name == "W_2":
         J = torch.einsum("if,oe->iofe", sigma.value(U), I_out)
-    elif name == "b_2":
-        J = torch.eye(W_2.shape[1], dtype=Y.dtype).expand(Y.shape[0], -1, -1)
+    else:
+        J = I_out.expand(Y.shape[0], -1, -1)
     return J.reshape(Y.shape[0] * W_2.shape[1], -1)
 
 
@@ -116,51 +128,48 @@ def feed_forward_hessian(
     second: str,
     b_1: Float[Tensor, " d_ff"] | None = None,
     activation: str | Activation = "relu",
-) -> Float[Tensor, "L*d_out*p q"]:
+) -> Float[Tensor, "outputs_times_p q"]:
     """Return ∂²FFN/∂(first)∂(second), all 25 pairs.
 
-    σ''(U)∘U_p∘U_q W_2 + σ'(U)∘U_pq W_2 + σ'(U)∘U_p ∂_q W_2 + σ'(U)∘U_q ∂_p W_2. Arguments and errors as in
-    `feed_forward_jacobian`.
+    FFN_io = Σ_f σ(U_if) W_2,fo, and U_if = Σ_a Y_ia W_1,af + b_1,f is bilinear. Each line below is one product of
+    the table: σ'' times two derivatives of U, σ' times the mixed derivative of U in Y and W_1, and σ' times a
+    derivative of U times that of W_2. Arguments and errors as in `feed_forward_jacobian`.
 
     Source: T5_xi_11, T5_xi_22, T5_xi_12, T5_xi_21, T5_xi_1k, T5_xi_2k (corrected, for any σ).
     """
     _check_names(first, second)
+    if ARGUMENTS.index(first) > ARGUMENTS.index(second):
+        H = feed_forward_hessian(Y, W_1, W_2, second, first, b_1, activation)
+        return transpose_hessian(H, H.shape[0] // (Y.shape[0] * W_2.shape[1]))
     sigma = activation_derivatives(activation)
-    (L, d_V), d_out = Y.shape, W_2.shape[1]
     U = Y @ W_1 if b_1 is None else Y @ W_1 + b_1
-    U_p, U_q = (_preactivation_derivative(Y, W_1, W_2, name) for name in (first, second))
-    H = torch.einsum("if,ifp,ifq,fo->iopq", sigma.second(U), U_p, U_q, W_2)
-    I_out = torch.eye(d_out, dtype=Y.dtype)
-    if second == "W_2":
-        H += torch.einsum("ifp,oe->iopfe", sigma.first(U)[..., None] * U_p, I_out).reshape(H.shape)
-    if first == "W_2":
-        H += torch.einsum("ifq,oe->iofeq", sigma.first(U)[..., None] * U_q, I_out).reshape(H.shape)
-    if {first, second} == {"Y", "W_1"}:
-        # U_if = Σ_a Y_ia W_1,af is bilinear: its mixed derivative in Y_ma and W_1,bg is [m = i][a = b][g = f].
-        I_L, I_V = torch.eye(L, dtype=Y.dtype), torch.eye(d_V, dtype=Y.dtype)
-        mixed = torch.einsum("if,im,ab,fo->iomabf", sigma.first(U), I_L, I_V, W_2)
-        mixed = mixed.reshape(L, d_out, Y.numel(), W_1.numel())
-        H += mixed if first == "Y" else mixed.transpose(2, 3)
-    return H.reshape(-1, H.shape[-1])
+    one, two = sigma.first(U), sigma.second(U)
+    I_L, I_V, I_ff, I_out = (torch.eye(n, dtype=Y.dtype) for n in (*Y.shape, *W_2.shape))
+    terms: dict[tuple[str, str], list[tuple[str, tuple[Tensor, ...]]]] = {
+        ("Y", "Y"): [("if,fo,af,bf,im,in->iomanb", (two, W_2, W_1, W_1, I_L, I_L))],
+        ("Y", "W_1"): [
+            ("if,fo,af,ib,im->iomabf", (two, W_2, W_1, Y, I_L)),
+            ("if,fo,ab,im->iomabf", (one, W_2, I_V, I_L)),
+        ],
+        ("Y", "b_1"): [("if,fo,af,im->iomaf", (two, W_2, W_1, I_L))],
+        ("Y", "W_2"): [("if,af,oe,im->iomafe", (one, W_1, I_out, I_L))],
+        ("W_1", "W_1"): [("if,fo,ia,ib,fg->ioafbg", (two, W_2, Y, Y, I_ff))],
+        ("W_1", "b_1"): [("if,fo,ia,fg->ioafg", (two, W_2, Y, I_ff))],
+        ("W_1", "W_2"): [("if,ia,fg,oe->ioafge", (one, Y, I_ff, I_out))],
+        ("b_1", "b_1"): [("if,fo,fg->iofg", (two, W_2, I_ff))],
+        ("b_1", "W_2"): [("if,fg,oe->iofge", (one, I_ff, I_out))],
+    }
+    size = {"Y": Y.numel(), "W_1": W_1.numel(), "b_1": W_1.shape[1], "W_2": W_2.numel(), "b_2": W_2.shape[1]}
+    H = Y.new_zeros(Y.shape[0] * W_2.shape[1] * size[first], size[second])
+    for subscripts, factors in terms.get((first, second), []):
+        H += torch.einsum(subscripts, *factors).reshape(H.shape)
+    return H
 
 
 def _check_names(*names: str) -> None:
     for name in names:
         if name not in ARGUMENTS:
             raise ValueError(f"The feed-forward layer has the arguments {', '.join(ARGUMENTS)}, got {name!r}.")
-
-
-def _preactivation_derivative(Y: Tensor, W_1: Tensor, W_2: Tensor, name: str) -> Tensor:
-    """Return ∂U_if/∂(argument)_p at [i, f, p]; U = Y W_1 + b_1."""
-    (L, _), d_ff = Y.shape, W_1.shape[1]
-    I_L, I_ff = torch.eye(L, dtype=Y.dtype), torch.eye(d_ff, dtype=Y.dtype)
-    if name == "W_1":
-        return torch.einsum("ia,fg->ifag", Y, I_ff).reshape(L, d_ff, -1)
-    if name == "Y":
-        return torch.einsum("im,af->ifma", I_L, W_1).reshape(L, d_ff, -1)
-    if name == "b_1":
-        return I_ff.expand(L, -1, -1)
-    return Y.new_zeros(L, d_ff, W_2.numel() if name == "W_2" else W_2.shape[1])
 
 
 # --- The paper's formulas ----------------------------------------------------------------------

@@ -19,10 +19,21 @@ from curvature_gap.matrix_calculus import (
 from curvature_gap.shapes import Float
 
 
-def _standardised_rows(X: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the rows of LN(X) without scale and shift, and their standard deviations sqrt(σ² + ε)."""
+def check_rows_vary(X: Float[Tensor, "L d"], eps: float) -> None:
+    """Check assumption A2, which is needed where eps is zero.
+
+    Raises:
+        ValueError: If a row is constant and eps is zero.
+
+    Source: A2.
+    """
     if eps == 0 and (X[:, :1] == X).all(dim=1).any():
         raise ValueError("X has a constant row; LayerNorm needs eps > 0 there.")
+
+
+def _standardised_rows(X: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the rows of LN(X) without scale and shift, and their standard deviations sqrt(σ² + ε)."""
+    check_rows_vary(X, eps)
     M = X - X.mean(dim=1, keepdim=True)
     sigma = (M.square().mean(dim=1) + eps).sqrt()
     return M / sigma[:, None], sigma
@@ -289,7 +300,7 @@ def layer_norm_hessian_from_parts(
     Raises:
         ShapeMismatchError: If a part has the wrong shape.
 
-    Source: T3.
+    Source: T3, T3_sum.
     """
     L, d = X.shape
     f = layer_norm_factors(X)
@@ -307,7 +318,7 @@ def layer_norm_hessian_as_printed(X: Float[Tensor, "L d"]) -> Tensor:
     Raises:
         ShapeMismatchError: Wherever L ≠ d.
 
-    Source: T3.
+    Source: T3, T3_total.
     """
     L, d = X.shape
     f = layer_norm_factors(X)

@@ -60,7 +60,7 @@ def outer_product_hessian(
     return J_i.T @ loss_hessian @ J_j
 
 
-def functional_hessian(H_ij: Float[Tensor, "n*p q"], loss_gradient: Float[Tensor, " n"]) -> Float[Tensor, "p q"]:
+def functional_hessian(H_ij: Float[Tensor, "np q"], loss_gradient: Float[Tensor, " n"]) -> Float[Tensor, "p q"]:
     """Return H_f = (∂l/∂f ⊗ I_p) ∂²f/∂W_i∂W_j, a sum over the outputs. Source: GN1."""
     n, q = loss_gradient.numel(), H_ij.shape[1]
     return (loss_gradient @ H_ij.reshape(n, -1)).reshape(-1, q)
