@@ -1,4 +1,6 @@
 import doctest
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -111,6 +113,31 @@ def test_what_cannot_fit_is_refused_before_it_is_computed(batch):
     assert available_bytes(torch.device("cpu")) > 2**20
 
 
+PEAK = """
+import resource, sys, torch
+from curvature_gap import Architecture, ViT, exact_hessian
+from curvature_gap.batch_loss import batch_loss
+from curvature_gap.exact_hessian import bytes_needed
+
+torch.set_num_threads(1)
+model = ViT(Architecture(image_size=28, channels=1, patch=4, classes=10, d_V=16, d_ff=64))
+images = torch.randn(int(sys.argv[1]), 1, 28, 28, generator=torch.Generator().manual_seed(0))
+labels = torch.arange(len(images)) % 10
+needed = bytes_needed(batch_loss(model, images, labels), engine="closed_form")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+exact_hessian(model, images, labels, certify=False)
+print(needed, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("b", [8, 128])
+def test_the_preflight_is_near_the_measured_peak(b):
+    done = subprocess.run([sys.executable, "-c", PEAK, str(b)], capture_output=True, text=True, check=True)
+    needed, peak = map(int, done.stdout.split())
+    assert peak <= needed <= 2.5 * peak
+
+
 def test_a_bad_request_says_what_is_allowed(batch):
     model = ViT(SMALL)
     with pytest.raises(ValueError, match="engine must be auto, closed_form or autodiff, got 'fast'"):
@@ -125,12 +152,13 @@ def test_a_bad_request_says_what_is_allowed(batch):
 
 def test_threads_are_restored_and_the_batch_is_named(batch):
     before = torch.get_num_threads()
-    H = exact_hessian(ViT(SMALL), *batch, threads=2, blocks=[("W_Q", "W_Q")])
+    chosen = {"blocks": [("W_Q", "W_Q")], "certify": False}
+    H = exact_hessian(ViT(SMALL), *batch, threads=2, **chosen)
     assert torch.get_num_threads() == before
-    other = exact_hessian(ViT(SMALL), batch[0] + 1, batch[1], blocks=[("W_Q", "W_Q")])
+    other = exact_hessian(ViT(SMALL), batch[0] + 1, batch[1], **chosen)
     assert len(H.batch_sha256) == 64
     assert H.batch_sha256 != other.batch_sha256
-    assert exact_hessian(ViT(SMALL), *batch, blocks=[("W_Q", "W_Q")], batch_sha256="ab").batch_sha256 == "ab"
+    assert exact_hessian(ViT(SMALL), *batch, batch_sha256="ab", **chosen).batch_sha256 == "ab"
 
 
 def test_no_blocks_leaves_an_operator(batch, randn):

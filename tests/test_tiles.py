@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from curvature_gap.architecture import Architecture
 from curvature_gap.batch_loss import batch_loss
@@ -26,7 +27,6 @@ from curvature_gap.tiles import (
 from curvature_gap.vit import ViT
 
 SMALL = Architecture(image_size=6, channels=1, patch=3, classes=2, d_V=3, d_ff=5)
-PRE_NORM = Architecture(image_size=6, channels=1, patch=3, classes=2, d_V=3, d_ff=5, norm="pre")
 SIZES = {"embed": 27, "W_Q": 9, "W_K": 9, "W_V": 9, "W_O": 9, "LN1_gamma": 3, "LN1_beta": 3, "W_1": 15, "W_2": 15}
 SIZES |= {"LN2_gamma": 3, "LN2_beta": 3, "classifier": 6}
 MAX_BYTES = 13 * 15 * 8  # divides no block evenly
@@ -72,12 +72,17 @@ def test_a_row_that_does_not_fit_is_refused():
         plan(SMALL, max_bytes=100)
 
 
-@pytest.mark.parametrize(("architecture", "engine"), [(SMALL, "closed_form"), (PRE_NORM, "autodiff")])
-def test_gathered_tiles_are_the_untiled_matrix(architecture, engine, batch, tmp_path):
-    model = ViT(architecture, seed=1)
+def foreign():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("engine", ["closed_form", "autodiff"])
+def test_gathered_tiles_are_the_untiled_matrix(engine, batch, tmp_path):
+    model = ViT(SMALL, seed=1) if engine == "closed_form" else foreign()
     manifest = run(model, batch, tmp_path)
     assert manifest["engine"] == engine
-    assert len(manifest["tiles"]) > 78
+    assert any(tile["start"] for tile in manifest["tiles"])
     gather(manifest, tmp_path / "tiles", tmp_path / "h.npz")
     tiled, whole = Hessian.load(tmp_path / "h.npz"), exact_hessian(model, *batch)
     scale = float(whole.matrix().abs().max())

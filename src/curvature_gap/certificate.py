@@ -31,8 +31,8 @@ FD_STEP = 1e-6
 NEAR_KINK = 1e-6
 MAX_TRIES = 12
 TOLERANCES = {
-    "float64": {"asymmetry": 1e-12, "hvp_error": 1e-11, "fd_error": 1e-5},
-    "float32": {"asymmetry": 1e-5, "hvp_error": 1e-4, "fd_error": 1e-4},
+    "float64": {"asymmetry": 1e-13, "hvp_error": 1e-12, "fd_error": 1e-6},
+    "float32": {"asymmetry": 1e-5, "hvp_error": 1e-4, "fd_error": 1e-5},
 }
 
 

@@ -16,14 +16,15 @@ POOLED = {"LN1": ("LN1_gamma", "LN1_beta"), "LN2": ("LN2_gamma", "LN2_beta")}
 
 def frobenius_norm(A: Float[Tensor, "m n"]) -> float:
     """Return sqrt(Σ a²), unitless in A's scale; does not overflow where A does not."""
-    return float(torch.linalg.vector_norm(A))
+    return float(torch.linalg.vector_norm(A, dtype=torch.float64))
 
 
 def spectral_norm(A: Float[Tensor, "m n"]) -> float:
     """Return the largest singular value of A, exact to rounding.
 
-    From the eigenvalues of a symmetric A, else of the smaller Gram matrix. The square costs no accuracy for the
-    *largest* singular value: the eigenvalue's error is of order ε ‖A‖², so the root's is of order ε ‖A‖.
+    In float64, whatever A's dtype, from the eigenvalues of a symmetric A, else of the smaller Gram matrix. The square
+    costs no accuracy for the *largest* singular value: the eigenvalue's error is of order ε ‖A‖², so the root's is of
+    order ε ‖A‖.
 
     Raises:
         ValueError: If an entry is NaN or infinite.
@@ -33,7 +34,7 @@ def spectral_norm(A: Float[Tensor, "m n"]) -> float:
         raise ValueError("The matrix holds NaN or infinite entries; it has no norm.")
     if scale == 0.0:
         return 0.0
-    A = A / scale  # the square must neither overflow nor underflow
+    A = A.double() / scale  # the square must neither overflow nor underflow
     if A.shape[0] == A.shape[1] and torch.equal(A, A.T):
         return scale * float(torch.linalg.eigvalsh(A).abs().max())
     gram = A @ A.T if A.shape[0] <= A.shape[1] else A.T @ A
@@ -42,7 +43,7 @@ def spectral_norm(A: Float[Tensor, "m n"]) -> float:
 
 def block_row(row: str, column: str, block: Float[Tensor, "m n"]) -> dict[str, Any]:
     """Return one pair's line of `block_norms.csv`, without run, stage and seed."""
-    magnitude = block.abs()
+    magnitude = block.double().abs()
     return {
         "row": row,
         "column": column,
