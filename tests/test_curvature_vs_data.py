@@ -43,6 +43,8 @@ def test_rows_hold_the_exact_norms(data, tmp_path):
     assert rows["total"]["residual"] < 1e-6 * rows["total"]["spectral"]
     assert rows["W_1"]["spectral"] == pytest.approx(float(torch.linalg.matrix_norm(H["W_1", "W_1"], 2)))
     assert rows["W_1"]["loss"] == pytest.approx(H.loss)
+    largest = rows.pop("M")
+    assert largest["bound"] >= largest["spectral"] >= rows["total"]["spectral"]
     assert max(row["spectral"] for row in rows.values()) == rows["total"]["spectral"]
 
 

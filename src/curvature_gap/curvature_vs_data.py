@@ -14,6 +14,7 @@ from curvature_gap.lanczos import extreme_eigenvalues
 from curvature_gap.loss_increments import sample_losses
 from curvature_gap.norms import block_norms_table
 from curvature_gap.power_law import fit_power_law
+from curvature_gap.sample_curvature import sample_curvature
 from curvature_gap.samples import Samples
 from curvature_gap.training import TrainingSettings, accuracy, train
 
@@ -55,10 +56,12 @@ def curvature_rows(
     architecture: Architecture,
     identity: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return one row for the whole Hessian (`total`) and one per diagonal block, on a fixed batch.
+    """Return one row for the whole Hessian (`total`), one for M and one per diagonal block, on a fixed batch.
 
     The blocks are exact matrices; the norm of the whole is the eigenvalue of largest magnitude by Lanczos on exact
-    products, with `residual` as its error bar. The losses are cross-entropies, on the batch and on the validation set.
+    products, with `residual` as its error bar. `M` is the largest norm of one sample's Hessian in the batch, with its
+    residual, and `bound` the tight bound on it (NaN elsewhere). The losses are cross-entropies, on the batch
+    and on the validation set.
     """
     H = hessian_at(parameters, *batch, architecture)
     if H.operator is None:
@@ -70,12 +73,15 @@ def curvature_rows(
         "validation_loss": float(sample_losses(parameters, *validation_set, architecture, torch.float32).mean()),
         "validation_accuracy": accuracy(parameters, *validation_set, architecture),
     }
-    total = {"block": "total", "spectral": float(np.abs(whole.values[0])), "residual": float(whole.residuals[0])}
+    M = sample_curvature(parameters, *batch, architecture)
+    norm, nan = float(np.abs(whole.values[0])), float("nan")
+    total = {"block": "total", "spectral": norm, "residual": float(whole.residuals[0]), "bound": nan}
+    largest = {"block": "M", "spectral": M.M, "residual": M.M * M.residual, "bound": M.tight}
     blocks = [
-        {"block": row["row"], "spectral": row["spectral"], "residual": 0.0}
+        {"block": row["row"], "spectral": row["spectral"], "residual": 0.0, "bound": nan}
         for row in block_norms_table(H, run="", stage="trained", seed=0, diagonal_only=True)
     ]
-    return [{**identity, **row, **about} for row in [total, *blocks]]
+    return [{**identity, **row, **about} for row in [total, largest, *blocks]]
 
 
 def exponent_rows(rows: Sequence[Mapping[str, Any]], x: str = "n_train", y: str = "spectral") -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ with job(snakemake) as log:
 
     from curvature_gap import data, devices, loss_increments, samples
     from curvature_gap.architecture import Architecture
-    from curvature_gap.lanczos import per_sample_hessian_norms
     from curvature_gap.power_law import log_spaced
+    from curvature_gap.sample_curvature import sample_curvature
     from curvature_gap.tables import write_table
-    from curvature_gap.training import load_model, read_checkpoint
+    from curvature_gap.training import read_checkpoint
 
     devices.set_precision()
     p, s = snakemake.params, snakemake.params.settings
@@ -32,19 +32,18 @@ with job(snakemake) as log:
         log.info("losses of %d samples: mean %.6f, largest %.4f", len(losses), losses.mean(), losses.max())
         displaced_losses = loss_increments.sample_losses(away, images, labels, architecture, dtype)
         chosen = np.random.default_rng(p.seed).permutation(len(labels))[: s["hessian_samples"]]
-        model = load_model(snakemake.input.trained, architecture).to(device)
-        norms, residuals = per_sample_hessian_norms(
-            model, images[chosen], labels[chosen], s["hessian_iterations"], dtype=dtype
+        curvature = sample_curvature(
+            weights, images[chosen], labels[chosen], architecture, s["hessian_iterations"], dtype
         )
-        log.info("largest of %d sample Hessians: %.4f", len(chosen), float(norms.max()))
+        log.info("sample Hessians: %s", curvature)
         measurement = loss_increments.Measurement(
             losses,
             displaced_losses,
             distance,
-            M=float(norms.max()),
-            M_residual=float((residuals / norms).max()),
-            M_samples=len(chosen),
-            M_tight=float("nan"),
+            M=curvature.M,
+            M_residual=curvature.residual,
+            M_samples=curvature.n_samples,
+            M_tight=curvature.tight,
             n_orderings=s["orderings"],
             seed=p.seed,
         )
