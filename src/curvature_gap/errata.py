@@ -130,7 +130,8 @@ MISPRINTS: dict[str, Erratum] = {
     "T2": Erratum(
         "U ∈ R^{m×n}: μ_i = (1/m) Σ_{j≤m} U_ij",
         "U ∈ R^{m×n}: μ_i = (1/n) Σ_{j≤n} U_ij",
-        "LayerNorm averages over the features; the block's section prints it right.",
+        "LayerNorm averages over the features; the block's section prints it right. In the proof of T2, "
+        "τ = Q 1_L must be Q 1_{d_V}, as the next line has it.",
     ),
 }
 """Slips that leave the verdict as it is: the reading that is plainly meant holds."""

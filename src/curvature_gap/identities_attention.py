@@ -194,6 +194,7 @@ STATEMENTS: dict[str, Statement] = {
     "G_K": Statement(
         [_G_equation("W_K", attention.G_K_as_printed, attention.G_K_corrected)],
         "K_{d_V d_K} under D3; PR9 needs K_{d_K,d_V}, as OP's (Q, K) block prints.",
+        remarks={"With K_{d_K,d_V}": [_G_equation("W_K", attention.G_K_corrected)]},
     ),
     "SM": Statement(_SM()),
     "L2_VV": Statement([_Phi_equation(VV)]),

@@ -22,7 +22,7 @@ from curvature_gap.identity_rows import (
 )
 from curvature_gap.matrix_calculus import autodiff_jacobian, multiply, transpose_hessian
 from curvature_gap.statements import Row
-from curvature_gap.theory import block, loss
+from curvature_gap.theory import attention, block, loss
 
 GN2_PAIRS: tuple[Pair, ...] = (("W_1", "W_2"), ("W_Q", "W_1"), ("W_V", "W_V"), ("W_2", "W_K"))
 KL_PAIRS: tuple[Pair, ...] = tuple((k, m) for k in block.ATTENTION_WEIGHTS for m in block.ATTENTION_WEIGHTS)
@@ -116,9 +116,11 @@ def _zero_xi(pair: Pair) -> Callable[[block.Block], Tensor]:
     return zero
 
 
-def _xi_kl_equation(pair: Pair) -> Equation:
+def _xi_kl_equation(pair: Pair, Phi_as_printed: bool = False) -> Equation:
     def printed(b: block.Block) -> Tensor:
-        return block.xi_kl_as_printed(b, *pair, Phi=b.Phi(*pair))
+        W_Q, W_K, W_V = (b.weights[name] for name in block.ATTENTION_WEIGHTS)
+        Phi = attention.Phi_as_printed(b.X, W_Q, W_K, W_V, *pair) if Phi_as_printed else b.Phi(*pair)
+        return block.xi_kl_as_printed(b, *pair, Phi=Phi)
 
     return _xi_equation(pair, printed)
 
@@ -193,7 +195,8 @@ STATEMENTS: dict[str, Statement] = {
     ),
     "T5_xi_kl": Statement(
         [_xi_kl_equation(pair) for pair in KL_PAIRS],
-        "For ReLU and with Φ_kl = ∂G_k/∂W_l; the Φ printed in L2 are checked there.",
+        "For ReLU and with Φ_kl = ∂G_k/∂W_l.",
+        remarks={"With the Φ_VQ printed in L2": [_xi_kl_equation(("W_V", "W_Q"), Phi_as_printed=True)]},
     ),
     "T5_symmetry": Statement(
         [_symmetry_equation(pair) for pair in MIXED_PAIRS],

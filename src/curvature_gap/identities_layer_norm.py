@@ -1,6 +1,7 @@
 """LayerNorm: T2, T3 with the parts of its proof, and A2."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,8 +38,16 @@ def _of_X(
     return Equation(part, _at_X(printed), _at_X(oracle), tuple(_at_X(form) for form in ours))
 
 
-def _A_1_jacobian(X: Tensor) -> Tensor:
-    return layer_norm.A_1_jacobian_as_printed(X, layer_norm.D_jacobian(X))
+def _A_1_jacobian(D_jacobian: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    return layer_norm.A_1_jacobian_as_printed(X, D_jacobian(X))
+
+
+def _minus_P_kron_P_jacobian(X: Tensor) -> Tensor:
+    return autodiff_jacobian(lambda x: -torch.kron(_P(x), _P(x)), X)
+
+
+def _P_hessian(X: Tensor) -> Tensor:
+    return autodiff_hessian(_P, X)
 
 
 def _layer_norm_hessian_from_true_parts(X: Tensor) -> Tensor:
@@ -102,20 +111,19 @@ STATEMENTS: dict[str, Statement] = {
         ],
     ),
     "T3_d2P": Statement(
-        [_of_X("", layer_norm.P_hessian_as_printed, lambda X: autodiff_hessian(_P, X), layer_norm.P_hessian)],
+        [_of_X("", layer_norm.P_hessian_as_printed, _P_hessian, layer_norm.P_hessian)],
         "∂P/∂X = (1/√d_V) A_1 B_1, so 1/√d_V multiplies both terms; printed before the first alone. Evaluated with the "
-        "true ∂A_1/∂X, ∂B_1/∂X; with brackets it holds. ∂A_2/∂X, needed for ∂B_1/∂X, is nowhere printed: "
-        "−(A_2 ⊗ A_2) E A_2 B_2.",
+        "true ∂A_1/∂X and ∂B_1/∂X. ∂A_2/∂X, needed for ∂B_1/∂X, is nowhere printed: −(A_2 ⊗ A_2) E A_2 B_2.",
+        remarks={"With brackets around the sum": [_of_X("", layer_norm.P_hessian, _P_hessian)]},
     ),
     "T3_dA1": Statement(
-        [
-            _of_X(
-                "",
-                _A_1_jacobian,
-                lambda X: autodiff_jacobian(lambda x: -torch.kron(_P(x), _P(x)), X),
-            )
-        ],
-        "Evaluated with the true ∂D/∂X; with the printed one (T3_dD) it is √d_V times too large.",
+        [_of_X("", partial(_A_1_jacobian, layer_norm.D_jacobian), _minus_P_kron_P_jacobian)],
+        "Evaluated with the true ∂D/∂X.",
+        remarks={
+            "With the printed one (T3_dD), √d_V times too large": [
+                _of_X("", partial(_A_1_jacobian, layer_norm.D_jacobian_as_printed), _minus_P_kron_P_jacobian)
+            ]
+        },
     ),
     "T3_dD": Statement(
         [

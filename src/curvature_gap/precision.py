@@ -190,7 +190,7 @@ def precision_table(sizes: tuple[int, int, int, int] = (3, 5, 2, 7), seeds: int 
     return rows
 
 
-def precision_timing(sizes: tuple[int, int, int, int] = (8, 16, 4, 32), repetitions: int = 5) -> list[TimingRow]:
+def precision_timing(sizes: tuple[int, int, int, int] = (8, 16, 2, 32), repetitions: int = 5) -> list[TimingRow]:
     """Time every component three ways in one run on the CPU, at L · d_V outputs (128, as in the thesis).
 
     The slow one-by-one Hessians are timed once.
