@@ -63,6 +63,22 @@ FAULTS = [
     ("common.datasets.mnist.source", "folder", "datasets.mnist.path: missing"),
     ("common.datasets.mnist.path", "images", "datasets.mnist.path: only source folder takes a path"),
     ("common.datasets.my data", {}, "'my data' does not match"),
+    (
+        "common.datasets.mnist.dynamics.whole_steps",
+        [1, 6],
+        "dynamics.whole_steps: [6] are not among training.checkpoint",
+    ),
+    (
+        "common.datasets.mnist.dynamics.whole_steps",
+        list(range(1, 10)),
+        "whole_steps: [1, 2, 3, 4, 5, 6, 7, 8, 9] is too l",
+    ),
+    ("common.datasets.mnist.increments.seeds", [0, 9], "increments.seeds: [9] are not among datasets.mnist.seeds"),
+    ("common.datasets.mnist.increments.batch_size", 6000, "increments.batch_size: 6000 is too large; n_train 60000"),
+    ("common.datasets.mnist.increments.dtype", "bfloat16", "dtype: 'bfloat16' is not one of float32, float64"),
+    ("common.datasets.mnist.increments.orderings", 1, "orderings: 1 is less than the minimum of 2"),
+    ("common.datasets.mnist.curvature_vs_data.sizes", [9, 99, 70_000], "sizes: 70000 exceeds n_train 60000"),
+    ("common.datasets.cifar100.spectrum", {"seeds": [0]}, "cifar100.spectrum: needs datasets.cifar100.hessian"),
     ("common.theory.search_seed", -3, "theory.search_seed: -3 is less than the minimum of 0"),
 ]
 
