@@ -172,3 +172,11 @@ def test_the_docstrings_example_runs():
     results = doctest.testmod(module, extraglobs={"np": np})
     assert results.attempted >= 6
     assert results.failed == 0
+
+
+def test_the_package_offers_it_whatever_was_imported_before(batch):
+    # The submodule of the same name shadows the function in the package; both can be called.
+    from curvature_gap import exact_hessian as offered
+
+    assert offered(ViT(SMALL), *batch, blocks=[], certify=False).n_parameters == SMALL.n_parameters
+    assert module(ViT(SMALL), *batch, blocks=[], certify=False).n_parameters == SMALL.n_parameters

@@ -316,7 +316,8 @@ def _mirror(H: Tensor, stripe: int = 1024) -> None:
 
 def _operator(problem: BatchLoss) -> Callable[[Tensor], Tensor]:
     def multiply(v: Tensor) -> Tensor:
-        return flatten(hvp_double_backward(problem, problem.parameters, unflatten(v, problem.parameters)))
+        tangent = unflatten(v.to(problem.images), problem.parameters)
+        return flatten(hvp_double_backward(problem, problem.parameters, tangent))
 
     return multiply
 

@@ -161,8 +161,9 @@ class Hessian:
         return torch.linalg.eigvalsh(self.matrix())
 
     def _product(self) -> Callable[[Tensor], Tensor]:
-        if self.H is not None:
-            return self.H.__matmul__
+        H = self.H
+        if H is not None:
+            return lambda v: H @ v.to(H)
         if self.operator is None:
             raise ValueError("Only some blocks were computed and no model is attached (it is not stored in files).")
         return self.operator

@@ -47,7 +47,7 @@ def hessian_product(
     kept = [graph(start) for start in starts] if keep else []
 
     def product(v: Tensor) -> Tensor:
-        tangent = unflatten(v, into)
+        tangent = unflatten(v.to(problem.images), into)
         total: Tensor | None = None
         for gradient, leaves, weight in kept or map(graph, starts):
             part = weight * flatten(product_on_graph(gradient, leaves, tangent, retain=keep))

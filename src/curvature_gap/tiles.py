@@ -1,10 +1,10 @@
-"""The Hessian in output tiles: a block pair and a range of its rows, one file and one job each.
+"""The Hessian in output tiles: a block pair and a range of its rows, one file each, some of them one job.
 
 Tiles are cut from the output, never from the batch: no reduction, one writer per tile. The plan is a JSON manifest that
-names the model, the batch and every tile; a tile is an npy file with a JSON beside it that holds its SHA-256. A tile
-whose file and record agree is kept; one that does not is named and computed again. `gather` streams the tiles into one
-npz file as `Hessian.save` writes it, a stripe of rows at a time: the matrix is never in memory, and
-`Hessian.load(path, mmap=True)` maps it.
+names the model, the batch, every tile and its job; a tile is an npy file with a JSON beside it that holds its SHA-256.
+A tile whose file and record agree is kept; one that does not is named and computed again, with its whole job, so that
+an interruption changes no bit. `gather` streams the tiles into one npz file as `Hessian.save` writes it, a stripe of
+rows at a time: the matrix is never in memory, and `Hessian.load(path, mmap=True)` maps it.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,75 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from curvature_gap.architecture import Architecture, parameter_shapes
-from curvature_gap.autodiff_hessian import Pair, block_slices, upper_pairs
+from curvature_gap.autodiff_hessian import Pair, block_slices
 from curvature_gap.batch_loss import BatchLoss, Criterion, batch_loss, flatten
 from curvature_gap.certificate import Certificate
 from curvature_gap.exact_hessian import choose_engine, engine_blocks, hash_batch
 from curvature_gap.files import atomic_path
 from curvature_gap.hessian import Hessian
+from curvature_gap.tile_plan import JOB_BYTES, TILE_BYTES, Tile, plan
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_TILE_BYTES = 2**28
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows `start` … `stop` − 1 of the block (row, column), counted within the block."""
-
-    id: str
-    row: str
-    column: str
-    start: int
-    stop: int
-    bytes: int
-
-    @property
-    def pair(self) -> Pair:
-        return self.row, self.column
 
 
 class TileError(ValueError):
     """A tile that is missing, damaged or of another model or batch."""
-
-
-def plan(
-    shapes: Architecture | Mapping[str, tuple[int, ...]],
-    *,
-    max_bytes: int = DEFAULT_TILE_BYTES,
-    itemsize: int = 8,
-) -> list[Tile]:
-    """Cut the upper block triangle into tiles of at most `max_bytes` each.
-
-    A block's rows are cut at multiples of the parameter's own row length where a tile holds at least one such row, so
-    that no tile splits one weight row.
-
-    Args:
-        shapes: An architecture, or the parameters' shapes in order.
-        max_bytes: Of one tile's file.
-        itemsize: 8 for float64, 4 for float32.
-
-    Raises:
-        ValueError: If a single row of some block is larger than `max_bytes`.
-    """
-    shapes = parameter_shapes(shapes) if isinstance(shapes, Architecture) else shapes
-    tiles = []
-    for row, column in upper_pairs(list(shapes)):
-        n_rows, n_columns = prod(shapes[row]), prod(shapes[column])
-        fit = max_bytes // (n_columns * itemsize)
-        if fit < 1:
-            raise ValueError(
-                f"One row of ({row}, {column}) takes {n_columns * itemsize:,} bytes, "
-                f"more than max_bytes = {max_bytes:,}."
-            )
-        width = prod(shapes[row][1:])
-        step = fit - fit % width if fit >= width else fit
-        for start in range(0, n_rows, step):
-            stop = min(start + step, n_rows)
-            name = f"{row}--{column}--{start:06d}-{stop:06d}"
-            tiles.append(Tile(name, row, column, start, stop, (stop - start) * n_columns * itemsize))
-    return tiles
 
 
 def write_manifest(
@@ -100,7 +44,8 @@ def write_manifest(
     targets: Tensor,
     *,
     loss: str = "cross_entropy",
-    max_bytes: int = DEFAULT_TILE_BYTES,
+    tile_bytes: int = TILE_BYTES,
+    job_bytes: int = JOB_BYTES,
     dtype: torch.dtype = torch.float64,
     batch_sha256: str | None = None,
 ) -> dict[str, Any]:
@@ -111,7 +56,7 @@ def write_manifest(
     """
     problem = batch_loss(model, images, targets, loss=loss, dtype=dtype)
     shapes = {name: tuple(p.shape) for name, p in problem.parameters.items()}
-    tiles = plan(shapes, max_bytes=max_bytes, itemsize=problem.images.element_size())
+    tiles = plan(shapes, tile_bytes=tile_bytes, job_bytes=job_bytes, itemsize=problem.images.element_size())
     value, gradient = problem.value_and_gradient()
     manifest: dict[str, Any] = {
         "names": list(shapes),
@@ -150,48 +95,49 @@ def tiles_of(manifest: Mapping[str, Any]) -> dict[str, Tile]:
     return {tile["id"]: Tile(**tile) for tile in manifest["tiles"]}
 
 
-def compute_tile(
-    manifest: Mapping[str, Any],
-    tile_id: str,
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    folder: str | Path,
-) -> Path:
-    """Compute one tile and write `<id>.npy` and `<id>.json` (SHA-256, key) into the folder, atomically.
+def jobs_of(manifest: Mapping[str, Any]) -> dict[int, list[Tile]]:
+    """Return the tiles of each job, in order."""
+    jobs: dict[int, list[Tile]] = {}
+    for tile in tiles_of(manifest).values():
+        jobs.setdefault(tile.job, []).append(tile)
+    return jobs
 
-    A tile that is complete and valid is left as it is; a damaged one is named in the log and computed again.
+
+def compute_job(
+    manifest: Mapping[str, Any], job: int, model: nn.Module, images: Tensor, targets: Tensor, folder: str | Path
+) -> list[Path]:
+    """Compute one job and write its tiles, `<id>.npy` and `<id>.json` (SHA-256, key) each, atomically.
+
+    Tiles that are complete and valid are left as they are; damaged ones are named in the log and written again. With
+    nothing to write, nothing is computed.
+
+    Returns:
+        The tiles' paths.
 
     Raises:
-        KeyError: If the manifest has no such tile.
-        TileError: If model, batch or dtype are not the manifest's.
+        KeyError: If the manifest has no such job.
+        TileError: If model or batch are not the manifest's.
     """
-    return next(iter(compute_tiles(manifest, [tile_id], model, images, targets, folder)))
-
-
-def compute_tiles(
-    manifest: Mapping[str, Any],
-    tile_ids: list[str],
-    model: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    folder: str | Path,
-) -> Iterator[Path]:
-    """Compute a group of tiles one after the other, as one job; yields each tile's path when it is there."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    problem: BatchLoss | None = None
-    tiles = tiles_of(manifest)
-    for tile_id in tile_ids:
-        if tile_id not in tiles:
-            raise KeyError(f"The manifest has no tile {tile_id!r}.")
-        fault = tile_fault(manifest, tiles[tile_id], folder)
-        if fault is not None:
-            if fault != "missing":
-                logger.warning("Tile %s is %s; computing it again.", folder / f"{tile_id}.npy", fault)
-            problem = _problem(manifest, model, images, targets) if problem is None else problem
-            _write_tile(manifest, tiles[tile_id], problem, folder)
-        yield folder / f"{tile_id}.npy"
+    jobs = jobs_of(manifest)
+    if job not in jobs:
+        raise KeyError(f"The manifest has jobs 0 … {max(jobs)}, not {job}.")
+    faults = {tile: fault for tile in jobs[job] if (fault := tile_fault(manifest, tile, folder)) is not None}
+    for tile, fault in faults.items():
+        if fault != "missing":
+            logger.warning("Tile %s is %s; computing it again.", folder / f"{tile.id}.npy", fault)
+    if faults:
+        problem = _problem(manifest, model, images, targets)
+        rows: dict[Pair, slice] = {}
+        for tile in jobs[job]:  # neighbouring tiles of one block are one range of rows
+            start = rows[tile.pair].start if tile.pair in rows else tile.start
+            rows[tile.pair] = slice(start, tile.stop)
+        blocks = engine_blocks(problem, list(rows), manifest["engine"], rows=rows)
+        for tile in faults:
+            first = rows[tile.pair].start
+            _write_tile(manifest, tile, blocks[tile.pair][tile.start - first : tile.stop - first], folder)
+    return [folder / f"{tile.id}.npy" for tile in jobs[job]]
 
 
 def tile_fault(manifest: Mapping[str, Any], tile: Tile, folder: str | Path) -> str | None:
@@ -208,9 +154,9 @@ def tile_fault(manifest: Mapping[str, Any], tile: Tile, folder: str | Path) -> s
     return None if found.get("sha256") == _sha256(data) else "damaged (its SHA-256 differs from its record)"
 
 
-def missing_tiles(manifest: Mapping[str, Any], folder: str | Path) -> list[str]:
-    """Return the ids of the tiles that are not there or not valid, in order."""
-    return [tile.id for tile in tiles_of(manifest).values() if tile_fault(manifest, tile, folder) is not None]
+def missing_tiles(manifest: Mapping[str, Any], folder: str | Path) -> list[Tile]:
+    """Return the tiles that are not there or not valid, in order."""
+    return [tile for tile in tiles_of(manifest).values() if tile_fault(manifest, tile, folder) is not None]
 
 
 def gather(
@@ -266,13 +212,11 @@ def _hash_problem(problem: BatchLoss) -> str:
     return digest.hexdigest()
 
 
-def _write_tile(manifest: Mapping[str, Any], tile: Tile, problem: BatchLoss, folder: Path) -> None:
-    rows = {tile.pair: slice(tile.start, tile.stop)}
-    block = engine_blocks(problem, [tile.pair], manifest["engine"], rows=rows)[tile.pair]
+def _write_tile(manifest: Mapping[str, Any], tile: Tile, entries: Tensor, folder: Path) -> None:
     data = folder / f"{tile.id}.npy"
     with atomic_path(data) as temporary:
         with temporary.open("wb") as file:
-            np.save(file, np.ascontiguousarray(block.cpu().numpy()), allow_pickle=False)
+            np.save(file, np.ascontiguousarray(entries.cpu().numpy()), allow_pickle=False)
         digest = _sha256(temporary)
     with atomic_path(folder / f"{tile.id}.json") as temporary:
         temporary.write_text(json.dumps({"key": manifest["key"], "sha256": digest, "tile": asdict(tile)}) + "\n")
