@@ -104,7 +104,7 @@ def _three_ticks() -> Any:
     return MaxNLocator(nbins=3)
 
 
-def divide(axes: Sequence["Axes"], sizes: Sequence[int], blocks: Sequence[str], both: bool) -> None:
+def divide(axes: Sequence["Axes"], sizes: Sequence[int] | np.ndarray, blocks: Sequence[str], both: bool) -> None:
     """Draw dashed white lines between blocks of these sizes, in rows and, if `both`, in columns; name the rows."""
     ends = np.cumsum(sizes)
     names = [style.SHORT_LABELS.get(block, style.label(block)) for block in blocks]

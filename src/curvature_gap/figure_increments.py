@@ -57,7 +57,7 @@ def increments_panel(
     k = np.unique(minimum["k"].to_numpy(dtype=float))
     fit = ax.plot(k, law["prefactor"] * (k + b) ** law["exponent"], color="black", linestyle="--", linewidth=1.0)
     middle, at = np.sqrt(k[0] * k[-1]), law["prefactor"] * np.sqrt(k[0] * k[-1]) ** law["exponent"]
-    power_line(ax, k, -1, (middle, at / 8), color=style.GREY, linestyle=":", linewidth=1.0)
+    power_line(ax, k, -1.0, (middle, at / 8), color=style.GREY, linestyle=":", linewidth=1.0)
     handles = {
         "increment at one k": ax.plot([], [], ".", color=INCREMENT)[0],
         "moving average, one line an ordering": ax.plot([], [], color=AVERAGE)[0],
