@@ -114,4 +114,6 @@ def test_accuracy_and_seeds_in_words(tmp_path):
     assert style.seeds_in_words([2, 0, 1]) == "seeds 0 to 2"
     assert style.seeds_in_words([3, 0]) == "seeds 0, 3"
     assert style.seeds_in_words([4, 4]) == "seed 4"
+    assert style.over_seeds([1, 0, 1]) == "2 seeds (0 to 1)"
+    assert style.over_seeds([3, 3]) == "the one seed (3)"
     assert style.label("block2_W_Q") == "2 $W_Q$"

@@ -171,7 +171,7 @@ def about_data(record_path: str | Path, preset: str) -> str:
     if not record["available"]:
         return f"{words}: not at hand."
     words += f" ({record['train']['n']:,} training images, source: {record['source']})."
-    return f"{words} Substituted data: {record['note']}" if record["note"] else words
+    return f"{words} Substituted data: {record['note'].rstrip('.')}." if record["note"] else words
 
 
 def not_run(ax: "Axes", record_path: str | Path) -> str:
@@ -219,6 +219,12 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
     if seeds == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seeds {', '.join(map(str, seeds))}"
+
+
+def over_seeds(seeds: Sequence[int]) -> str:
+    """Return `5 seeds (0 to 4)` or `the one seed (0)`, to follow "median over"."""
+    n, words = len(set(seeds)), seeds_in_words(seeds).split(" ", 1)[1]
+    return f"the one seed ({words})" if n == 1 else f"{n} seeds ({words})"
 
 
 def label(block: str) -> str:
