@@ -1,5 +1,6 @@
 """Rows of bounds.csv, the looseness asked for, and the search for violations."""
 
+import itertools
 import math
 
 import pytest
@@ -15,14 +16,17 @@ from curvature_gap.bounds_table import (
     bound_row,
     checkpoint_rows,
     drawn_cases,
+    exact_block_norms,
     initial_weights,
+    model_rows,
     regression_rows,
     theory_instance,
     theory_rows,
     validate_bounds,
 )
+from curvature_gap.maps import cross_entropy
 from curvature_gap.theory.kronecker_sum import top_norm
-from curvature_gap.vit import initial_parameters
+from curvature_gap.vit import flatten_parameters, initial_parameters, unflatten_parameters, vit_logits
 
 SETTINGS = ["attention", "block"]
 
@@ -92,6 +96,26 @@ def test_checkpoint_rows_use_the_tokens_and_fold_the_projection():
     b = Architecture(image_size=4, channels=1, patch=2, classes=3, d_V=3, d_ff=5, bias=True)
     with pytest.raises(ValueError, match="bias-free post-norm"):
         checkpoint_rows("x", "init", 0, parameters, torch.rand(1, 4, 4), b)
+
+
+def test_model_rows_bound_every_pair_of_a_stored_hessian(generator):
+    a = Architecture(image_size=4, channels=1, patch=2, classes=3, d_V=3, d_ff=5)
+    parameters = {k: p.double() for k, p in initial_parameters(a, generator).items()}
+    images, labels = torch.randn(2, 1, 4, 4, generator=generator).double(), torch.tensor([1, 0])
+
+    def loss(theta):
+        return cross_entropy(vit_logits(unflatten_parameters(theta, a), images, a), labels)
+
+    H = torch.func.hessian(loss)(flatten_parameters(parameters, a))
+    names = list(parameters)
+    offsets = [0, *itertools.accumulate(p.numel() for p in parameters.values())]
+    exact = exact_block_norms(H, names, offsets)
+    rows = model_rows("mnist_seed0", "init", 0, parameters, images, labels, a, exact)
+    assert len(rows) == len(names) * (len(names) + 1) // 2 + 1
+    assert all(row["tight_data"] >= row["exact"] * (1 - 1e-10) - 1e-14 for row in rows)
+    assert exact["W_1", "W_2"] == pytest.approx(
+        torch.linalg.matrix_norm(H[offsets[7] : offsets[8], offsets[8] : offsets[9]], 2)
+    )
 
 
 def test_unknown_initialisation_and_zero_norm():

@@ -30,6 +30,7 @@ from curvature_gap.theory.kronecker_sum import (
     norm_of_norms,
     top_norm,
 )
+from curvature_gap.theory.model_bound import model_bounds
 from curvature_gap.vit import tokens
 
 Setting = Literal["attention", "block"]
@@ -261,6 +262,43 @@ def checkpoint_rows(
             f"{run}_{setting}", stage, seed, checkpoint_case(setting, parameters, image, architecture, seed)
         )
     ]
+
+
+def model_rows(
+    run: str,
+    stage: str,
+    seed: int,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    architecture: Architecture,
+    exact: Mapping[Any, float],
+) -> list[dict[str, Any]]:
+    """Return the rows of the pipeline's own model on one batch: every block pair, then the total.
+
+    The paper has no bound for it, nor is there an a priori one: only `tight_data` is filled.
+
+    Args:
+        exact: The exact spectral norms, by pair (row before column) and "total", as `exact_block_norms` gives them.
+    """
+    bounds = model_bounds(parameters, images, labels, architecture)
+    tight: dict[Any, float] = {**bounds.blocks, "total": bounds.total}
+    return [
+        bound_row(run, stage, seed, key if key == "total" else ":".join(key), exact[key], {"tight_data": value})
+        for key, value in tight.items()
+    ]
+
+
+def exact_block_norms(H: Float[Tensor, "P P"], names: Iterable[str], offsets: Iterable[int]) -> dict[Any, float]:
+    """Return the spectral norms of every block pair (row before column) and of the whole symmetric matrix.
+
+    `names` and `offsets` are those of a stored Hessian: block k covers rows `offsets[k]` to `offsets[k + 1]`.
+    """
+    names, ends = list(names), [int(offset) for offset in offsets]
+    at = {name: slice(start, end) for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+    pairs = [(b, c) for i, b in enumerate(names) for c in names[i:]]
+    norms: dict[Any, float] = {(b, c): float(top_norm(H[at[b], at[c]])) for b, c in pairs}
+    return norms | {"total": float(torch.linalg.eigvalsh(H).abs().max())}
 
 
 def baseline_rows(

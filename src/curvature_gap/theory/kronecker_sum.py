@@ -84,15 +84,14 @@ class KroneckerSum:
         return KroneckerSum(self.Z, self.X, N, self.swap_columns, self.swap_rows, self.diagonal, self.cap)
 
     def inner(self, other: "KroneckerSum") -> Float[Tensor, "*b"]:
-        """Return the Frobenius inner product in O(L² p²), from Gram matrices of the tokens.
-
-        Raises:
-            ValueError: If both sides are swapped against each other; no Hessian block needs that.
-        """
+        """Return the Frobenius inner product in O(L² p²), from Gram matrices of the tokens."""
         rows_differ, columns_differ = self.swap_rows != other.swap_rows, self.swap_columns != other.swap_columns
-        if rows_differ and columns_differ:
-            raise ValueError("Two sums swapped against each other on both sides have no cheap inner product here.")
         N, M = self.full_N, other.full_N
+        if rows_differ and columns_differ:
+            # Σ_ij (x_iᵀ M_j z_i)(x_jᵀ N_i z_j): each pair of vectors meets the other's matrix.
+            mine = torch.einsum("...ic,...jce,...ie->...ij", self.X, M, self.Z)
+            theirs = torch.einsum("...ja,...iaf,...jf->...ij", other.X, N, other.Z)
+            return (mine * theirs).sum((-1, -2))
         if rows_differ:
             # Σ_ij (z_i·z_j) x_jᵀ N_i M_jᵀ x_i: each vector meets the other's matrix.
             left = torch.einsum("...jc,...icf->...ijf", other.X, N)
@@ -142,13 +141,13 @@ class Directions:
         return torch.einsum(equation, self.basis, other).flatten(-4, -3).flatten(-2)
 
 
-def weighted_gram(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
-    """Return ‖Xᵀ diag(w s) X‖^½ ‖Zᵀ diag(w/s) Z‖^½ with w_i = ‖N_i‖_2, the lesser of s_i = 1 and s_i = |z_i|/|x_i|.
+def weighted_gram(X: Tensor, Z: Tensor, w: Tensor) -> Tensor:
+    """Return ‖Xᵀ diag(w s) X‖^½ ‖Zᵀ diag(w/s) Z‖^½ with w_i ≥ ‖N_i‖_2, the lesser of s_i = 1 and s_i = |z_i|/|x_i|.
 
     Proof: |⟨u, (Σ x_i z_iᵀ ⊗ N_i) v⟩| = |Σ (U x_i)ᵀ N_i (V z_i)| ≤ Σ w_i |U x_i| |V z_i|; Cauchy–Schwarz for any
     s_i > 0, and Σ w_i s_i |U x_i|² = tr U (Xᵀ diag(w s) X) Uᵀ ≤ ‖Xᵀ diag(w s) X‖ |u|².
     """
-    root = top_norm(N).sqrt()[..., None]
+    root = w.sqrt()[..., None]
     plain = top_norm(root * X) * top_norm(root * Z)
     x, z = X.norm(dim=-1, keepdim=True), Z.norm(dim=-1, keepdim=True)
     # A token with x_i = 0 or z_i = 0 adds nothing; any positive s_i will do for it.
@@ -168,14 +167,39 @@ def lengths(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
     return (X.norm(dim=-1) * Z.norm(dim=-1) * N.flatten(-2).norm(dim=-1)).sum(-1)
 
 
-def undeflated(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
-    """Return the least of three bounds: weighted Gram, Frobenius, and mean split.
+@dataclass(frozen=True)
+class TokenMatrices:
+    """The matrices N_i with what every bound asks of them: ‖N_i‖_2, their mean, and ‖N_i − mean‖_2."""
+
+    N: Float[Tensor, "*b L p q"]
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "*b L"]:
+        return top_norm(self.N)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "*b p q"]:
+        return self.N.mean(dim=-3)
+
+    @cached_property
+    def deviations(self) -> Float[Tensor, "*b L"]:
+        return top_norm(self.N - self.mean[..., None, :, :])
+
+
+# Beyond so many tokens their L x L Gram matrices cost more than they tell.
+GRAM_TOKENS = 1000
+
+
+def undeflated(X: Tensor, Z: Tensor, matrices: TokenMatrices) -> Tensor:
+    """Return the least of three bounds: weighted Gram, mean split and (up to `GRAM_TOKENS` tokens) Frobenius.
 
     Split: Σ x_i z_iᵀ ⊗ N_i = XᵀZ ⊗ N̄ + Σ x_i z_iᵀ ⊗ (N_i − N̄), whose first norm is ‖XᵀZ‖ ‖N̄‖.
     """
-    mean = N.mean(dim=-3, keepdim=True)
-    split = top_norm(X.mT @ Z) * top_norm(mean)[..., 0] + weighted_gram(X, Z, N - mean)
-    return torch.minimum(torch.minimum(weighted_gram(X, Z, N), split), frobenius_of_sum(X, Z, N))
+    split = top_norm(X.mT @ Z) * top_norm(matrices.mean) + weighted_gram(X, Z, matrices.deviations)
+    bound = torch.minimum(weighted_gram(X, Z, matrices.norms), split)
+    if X.shape[-2] > GRAM_TOKENS:
+        return bound
+    return torch.minimum(bound, frobenius_of_sum(X, Z, matrices.N))
 
 
 def deflate(X: Tensor, r: int) -> tuple[Tensor, Tensor]:
@@ -185,37 +209,39 @@ def deflate(X: Tensor, r: int) -> tuple[Tensor, Tensor]:
     return along, X - along @ directions.mT
 
 
-def deflated(X: Tensor, Z: Tensor, N: Tensor, r: int) -> Tensor:
+def deflated(X: Tensor, Z: Tensor, matrices: TokenMatrices, r: int) -> Tensor:
     """Return the bound after taking r directions out of the tokens on both sides.
 
     Splitting each side orthogonally gives a 2 x 2 block operator. The corner (r p x r q) and the two borders are
     exact, the remainder is `undeflated`; an operator's norm is at most the norm of the matrix of its blocks' norms.
     """
+    N = matrices.N
     (alpha, x), (beta, z) = deflate(X, r), deflate(Z, r)
     corner = torch.einsum("...ik,...il,...iaf->...kalf", alpha, beta, N).flatten(-4, -3).flatten(-2)
     right = torch.einsum("...ik,...ie,...iaf->...kaef", alpha, z, N).flatten(-4, -3).flatten(-2)
     lower = torch.einsum("...ic,...il,...iaf->...lfca", x, beta, N).flatten(-4, -3).flatten(-2)
-    rows = [
-        torch.stack([top_norm(corner), top_norm(right)], -1),
-        torch.stack([top_norm(lower), undeflated(x, z, N)], -1),
-    ]
-    return torch.linalg.matrix_norm(torch.stack(rows, -2), 2)
+    first = torch.stack([top_norm(corner), top_norm(right)], -1)
+    second = torch.stack([top_norm(lower), undeflated(x, z, matrices)], -1)
+    return torch.linalg.matrix_norm(torch.stack([first, second], -2), 2)
 
 
 def kappa(X: Float[Tensor, "*b L d"], Z: Tensor, N: Tensor) -> Float[Tensor, "*b"]:
     """Return an upper bound on ‖Σ_i x_i z_iᵀ ⊗ N_i‖_2: the least over zero, one, two and four deflated directions.
 
-    Cost O(L p³ + L² p²); nothing of the size of the block is formed.
+    Cost O(L p³ + L² p²); nothing of the size of the block is formed. Exact where both vectors are numbers.
 
     Raises:
         ValueError: If the stacks do not hold the same number of tokens.
     """
     if not X.shape[-2] == Z.shape[-2] == N.shape[-3]:
         raise ValueError(f"X, Z, N hold {X.shape[-2]}, {Z.shape[-2]}, {N.shape[-3]} tokens; one number is needed.")
-    bound = undeflated(X, Z, N)
+    if X.shape[-1] == Z.shape[-1] == 1:
+        return top_norm(((X * Z)[..., None] * N).sum(-3))
+    matrices = TokenMatrices(N)
+    bound = undeflated(X, Z, matrices)
     for r in (1, 2, 4):
         if r < min(X.shape[-1], Z.shape[-1]):
-            bound = torch.minimum(bound, deflated(X, Z, N, r))
+            bound = torch.minimum(bound, deflated(X, Z, matrices, r))
     return bound
 
 
@@ -284,8 +310,11 @@ class KroneckerHessian:
         return replace(self, shapes={n: s for n, s in self.shapes.items() if n in names}, terms=kept)
 
     def term_bound(self, pair: Pair) -> Float[Tensor, "*b"]:
-        """Return a bound on one block: its terms' bounds added, or its Frobenius norm if that is less."""
-        bounds = torch.stack([term.norm_bound() for term in self.terms[pair]]).sum(0)
+        """Return a bound on one block: its terms' bounds added, or (up to `GRAM_TOKENS`) its Frobenius norm."""
+        terms = self.terms[pair]
+        bounds = torch.stack([term.norm_bound() for term in terms]).sum(0)
+        if terms[0].X.shape[-2] > GRAM_TOKENS:
+            return bounds
         return torch.minimum(bounds, self.squared_frobenius(pair).sqrt())
 
     def block_bounds(self) -> dict[Pair, Float[Tensor, "*b"]]:
