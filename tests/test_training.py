@@ -274,3 +274,10 @@ def test_data_that_do_not_fit_the_model_are_refused(data, tmp_path):
 
 def test_stage_names():
     assert [stage_name(s, 4690) for s in (0, 5, 500, 4690)] == ["init", "step_00005", "step_00500", "trained"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_two_runs_on_cuda_give_the_same_bits(data, tmp_path):
+    first, second = (run(data, tmp_path / name, device="cuda") for name in ("a", "b"))
+    assert_same(first, second)

@@ -132,3 +132,12 @@ def test_flattening_is_row_major_in_block_order_and_inverts(architecture):
     assert list(back) == list(parameter_shapes(architecture))
     for name, value in p.items():
         torch.testing.assert_close(back[name], value)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("architecture", VARIANTS, ids=["pinned", "biased", "deep"])
+def test_logits_on_cuda_are_the_cpus(architecture, randn):
+    p, images = parameters(architecture), randn(3, 2, 6, 6)
+    on_cuda = vit_logits({name: value.cuda() for name, value in p.items()}, images.cuda(), architecture)
+    torch.testing.assert_close(on_cuda.cpu(), vit_logits(p, images, architecture), rtol=1e-10, atol=1e-10)
