@@ -91,7 +91,7 @@ def test_verdicts(id):
     assert row.n_cases >= len(instances())
 
 
-@pytest.mark.parametrize("id", ["D3", "PR9", "G_K", "L2_QK", "T3_dP_kron_I", "T3_dD", "T5_xi_21"])
+@pytest.mark.parametrize("id", ["PR9", "G_K", "T3_dD", "T5_xi_21"])
 def test_verdicts_of_a_quick_sample(id):
     row = IDENTITY_CHECKS[id]()
     assert row.as_printed == EXPECTED.get(id, "holds")

@@ -35,7 +35,7 @@ from curvature_gap.matrix_calculus import (
 )
 
 size = st.integers(1, 4)
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=8, deadline=None)
 
 
 def matrix(m: int, n: int, seed: int) -> torch.Tensor:

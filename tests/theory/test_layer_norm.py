@@ -61,7 +61,7 @@ def test_float32_stays_float32(randn):
     assert ln.layer_norm_jacobian(X).dtype == ln.layer_norm_hessian(X).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("L", "d"), [(2, 3), (5, 3), (3, 7)])
+@pytest.mark.parametrize(("L", "d"), [(2, 5), (4, 3)])
 def test_corrected_parts_add_up_and_printed_parts_do_not_fit(L, d, randn):
     X = randn(L, d)
     parts = ln.P_kron_I_jacobian(X), ln.I_kron_MT_jacobian_as_printed(X), ln.P_hessian(X)
