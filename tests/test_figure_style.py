@@ -82,6 +82,19 @@ def test_labels_are_spread_as_little_as_possible():
         style.spread(np.arange(7.0), 2.0, 0.0, 10.0)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.95, 1.75), (2.0, 2.02), (0.3, 4.0), (3e-5, 2e-4), (0.01, 300.0)])
+def test_a_logarithmic_axis_has_two_labelled_ticks_whatever_it_spans(low, high):
+    fig = Figure()
+    ax = fig.add_subplot()
+    ax.plot([0, 1], [low, high])
+    style.log_axis(ax.yaxis)
+    fig.draw_without_rendering()
+    bottom, top = ax.get_ylim()
+    labels = [t.get_text() for t, y in zip(ax.get_yticklabels(), ax.get_yticks(), strict=True) if bottom <= y <= top]
+    assert ax.get_yscale() == "log"
+    assert len([text for text in labels if text]) >= 2
+
+
 def test_captions_say_what_stands_in_for_the_data(tmp_path):
     record = {
         "name": "mnist",

@@ -241,13 +241,13 @@ def panel_title(ax: "Axes", letter: str, text: str) -> None:
 
 
 def log_axis(axis: Any) -> None:
-    """Make an x or y axis logarithmic, after drawing: plain numbers at 1, 2, 5 where it spans little, else powers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Make an x or y axis logarithmic, after drawing; plain numbers where it spans under two decades, else powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     low, high = sorted(axis.get_view_interval())
     if high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 3 * low else range(1, 10)))
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 5 * low else MaxNLocator(5))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
