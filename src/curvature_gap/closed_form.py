@@ -35,7 +35,7 @@ from curvature_gap.group_curvature import (
 )
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import Weights, attention_curvature, feed_forward_curvature, forward, with_ones
-from curvature_gap.token_sums import Sums
+from curvature_gap.token_sums import Sums, strips
 
 LOSSES = ("cross_entropy", "mse")
 TOKENS_PER_CHUNK = 784
@@ -172,8 +172,9 @@ def add_chunk(state: State, plan: Plan, w: Weights, images: Tensor, targets: Ten
 def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tensor, "l t m u"]:
     """Return the finished block of a group pair."""
     spans = plan.pairs[pair]
-    left, right = (root_of(state, plan, group, span) for group, span in zip(pair, spans, strict=True))
-    block = (left.flatten(1).T @ right.flatten(1)).view(*left.shape[1:], *right.shape[1:])
+    left, right = (root_of(state, plan, group, span).flatten(1) for group, span in zip(pair, spans, strict=True))
+    product = gram(left) if pair[0] == pair[1] and spans[0] == spans[1] else left.T @ right
+    block = product.view(*spans[0].shape, *spans[1].shape)
     functional = state.sums.take(pair, tuple(block.shape), w.C)
     if functional is not None:
         block += functional
@@ -185,6 +186,17 @@ def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tenso
         d, f = w["W_1"].shape
         add_moved_layers(block, pair, spans, w, state.plain["r_S_D"].view(d + 1, d, f))
     return block
+
+
+def gram(root: Float[Tensor, "x n"]) -> Float[Tensor, "n n"]:
+    """Return rootᵀ root, computed on and above the diagonal, strip by strip."""
+    n = root.shape[1]
+    product = root.new_empty(n, n)
+    for rows, columns in strips(n):
+        strip = root[:, rows].T @ root[:, columns]
+        product[columns, rows] = strip.T
+        product[rows, columns] = strip
+    return product
 
 
 def root_of(state: State, plan: Plan, group: str, span: Span) -> Float[Tensor, "x l t"]:

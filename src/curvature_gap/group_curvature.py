@@ -9,7 +9,7 @@ Three kinds of terms make a block of the functional part of the loss Hessian (th
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Tangent:
     """How a group moves R, token by token: ∂R[a] = Σ matrix[α, a] vector[β], matrix None being the identity.
 
     `score` maps z to the statistic φ with ∂T[t, s] = vector[β] φ_s[α], None where the attention logits stay put;
-    `value` says which part of z the averaged values are, None where A X C does not move by its values.
+    `value` says which part of z the averaged values are, None where A X C does not move by its values. The last
+    numbers of the vector may be part of the one-hot vector of the position: those of the slice `positions`.
     """
 
     matrix: Float[Tensor, "N x a"] | None
@@ -37,10 +38,22 @@ class Tangent:
     side: Side
     score: Callable[[Tensor], Tensor] | None = None
     value: slice | None = None
+    positions: slice | None = None
 
     def pull(self, M: Float[Tensor, "N a g"]) -> Float[Tensor, "N x g"]:
         """Return matrix M."""
         return M if self.matrix is None else self.matrix @ M
+
+
+@dataclass(frozen=True)
+class Target:
+    """A mixed derivative: ∂²loss/∂R∂θ = M[a, γ] w[δ] per token, w None being a 1, times a constant."""
+
+    M: Float[Tensor, "N a g"]
+    w: Float[Tensor, "N c"] | None
+    side: Side
+    constant: Tensor | None = None
+    """Broadcasts to (a, γ, β, δ)."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +109,35 @@ def tangents(chunk: Chunk, group: str, span: Span) -> list[Tangent]:
     as_query = B @ (att.covariance[:, :d, :d] @ C)
     as_query.diagonal(dim1=1, dim2=2).add_(1)
     as_key = att.covariance[:, inputs, :d] @ C
+    p = t.p.flatten(0, 1)[:, span.leading]
     return [
-        Tangent(as_query, t.p.flatten(0, 1)[:, span.leading], VECTOR_FIRST, score=lambda z: B @ z[:, :d]),
+        Tangent(as_query, p, VECTOR_FIRST, lambda z: B @ z[:, :d], positions=positions_in(chunk, span)),
         Tangent(None, att.mean[:, inputs], Side(mix=True), value=inputs),
         Tangent(as_key, X @ B, MATRIX_FIRST, score=lambda z: z[:, inputs]),
     ]
+
+
+def positions_in(chunk: Chunk, span: Span) -> slice | None:
+    """Return which positions' rows are in a span of E, if they are learned."""
+    a = chunk.w.architecture
+    before = a.patch_size + a.bias
+    if a.positions != "learned" or span.stop <= before:
+        return None
+    return slice(max(span.start - before, 0), span.stop - before)
+
+
+def add_tangent(sums: Sums, chunk: Chunk, pair: Pair, f: Tangent, target: Target, mirrored: bool = False) -> None:
+    """Add M ⊗ (f's vector) ⊗ w; one-hot vectors are summed position by position instead of multiplied by zeros."""
+    M, w, v = target.M, target.w, f.vector
+    if f.positions is not None:
+        n, L = chunk.t.X.shape[:2]
+        some = f.positions
+        M_there = M.view(n, L, *M.shape[1:])[:, some]
+        w_there = None if w is None else w.reshape(n, L, -1)[:, some]
+        sums.add_by_position(pair, (replace(f.side, position=True), target.side), M_there, w_there, mirrored)
+        v = v[:, : v.shape[1] - (some.stop - some.start)]
+    if v.shape[1]:
+        sums.add(pair, (f.side, target.side), M, v, w, mirrored, target.constant)
 
 
 def attention_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
@@ -122,11 +159,11 @@ def attention_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
             if same and i == j:
                 add_square(sums, pair, f.side, M, f.vector)
             else:
-                sums.add(pair, (f.side, g.side), M, f.vector, g.vector, mirrored)
+                add_tangent(sums, chunk, pair, f, Target(M, g.vector, g.side), mirrored)
             # A moved row of A times a moved value: R_bar is the value's trailing index.
             if f.score and g.value:
                 M = f.score(att.covariance[:, :, g.value])
-                sums.add(pair, (f.side, Side(True, g.side.mix)), M, f.vector, ff.R_bar, mirrored)
+                add_tangent(sums, chunk, pair, f, Target(M, ff.R_bar, Side(True, g.side.mix)), mirrored)
             if f.value and g.score:
                 M = g.score(att.covariance[:, :, f.value]).mT
                 sums.add(pair, (Side(True, f.side.mix), g.side), M, ff.R_bar, g.vector, mirrored)
@@ -172,15 +209,6 @@ def add_moved_products(
 # ---------------------------------------------------------------------------------------------- feed-forward's groups
 
 
-@dataclass(frozen=True)
-class Target:
-    """A mixed derivative: ∂²loss/∂R∂θ = M[a, γ] w[δ] per token, w None being a 1."""
-
-    M: Float[Tensor, "N a g"]
-    w: Float[Tensor, "N c"] | None
-    side: Side
-
-
 def scaled_rows(M: Float[Tensor, "N c x"], r_hat: Float[Tensor, "N c"]) -> Float[Tensor, "N e x"]:
     """Return the rows by (gamma, beta) from the rows by Y = gamma ∘ r̂ + beta."""
     return torch.cat([M * r_hat[:, :, None], M], dim=1)
@@ -210,14 +238,35 @@ def targets(chunk: Chunk, group: str, span: Span) -> list[Target]:
     return [first, second] if again.start < again.stop else [first]
 
 
+def folded_targets(chunk: Chunk, span: Span, first: Target) -> list[Target]:
+    """Return the targets of W1 for a tangent whose matrix is the identity: one dense product instead of two.
+
+    ∂Y/∂R = (I − 1 1ᵀ/d) diag(gamma)/σ − λ (Y − beta)ᵀ with λ = r̂/(d σ). The last part has the vector Y, as the first
+    target has, and joins it; what is left has constants in place of a matrix or a vector.
+    """
+    w, t, ff, d = chunk.w, chunk.t, chunk.ff, chunk.d
+    shift = with_ones(w["LN1_beta"], w.architecture.bias)[span.leading]
+    again = slice(span.start, min(span.stop, d))
+    centred = (torch.eye(d, dtype=t.Y.dtype, device=t.Y.device) - 1 / d) * w["LN1_gamma"]
+    folded = (t.r_hat / (d * t.r_sigma))[:, :, None] * ff.U_bar[:, None, :]
+    return [
+        Target(first.M - folded, first.w, VECTOR_FIRST),
+        Target(folded, None, Side(constant="shift"), shift),
+        Target((ff.U_bar / t.r_sigma)[:, None, :], None, Side(constant="centred"), centred[:, None, None, again]),
+    ]
+
+
 def mixed_pairs(sums: Sums, chunk: Chunk, column: str, rows: dict[str, Spans]) -> None:
     """Add the attention groups `rows` against one feed-forward group."""
     for column_span in dict.fromkeys(spans[1] for spans in rows.values()):
-        for target in targets(chunk, column, column_span):
-            for row, spans in rows.items():
-                if spans[1] == column_span:
-                    for f in chunk.tangents(row, spans[0]):
-                        sums.add((row, column), (f.side, target.side), f.pull(target.M), f.vector, target.w)
+        dense = targets(chunk, column, column_span)
+        # W1's second target exists where Y moves, not where only its bias is asked for.
+        folded = folded_targets(chunk, column_span, dense[0]) if column == "W1" and len(dense) == 2 else dense
+        for row, spans in rows.items():
+            if spans[1] == column_span:
+                for f in chunk.tangents(row, spans[0]):
+                    for target in folded if f.matrix is None else dense:
+                        add_tangent(sums, chunk, (row, column), f, replace(target, M=f.pull(target.M)))
 
 
 def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:

@@ -23,10 +23,14 @@ class Side:
     """How the indices (matrix, vector) of one side become (leading, trailing) of its group.
 
     `mix` says that the trailing index is still one of A X, to be multiplied by Cᵀ: X enters A X C through C.
+    `position` says that the vector is the one-hot vector of the token's position, whose numbers come last in the group.
     """
 
     matrix_first: bool = False
     mix: bool = False
+    position: bool = False
+    constant: str = ""
+    """Names the constant the sum is to be multiplied by."""
 
 
 def outer(v: Float[Tensor, "N x"], w: Float[Tensor, "N y"]) -> Float[Tensor, "N x*y"]:
@@ -95,6 +99,8 @@ class Sums:
     terms: dict[tuple[Pair, Side, Side, bool], Tensor] = field(default_factory=dict)
     sizes: dict[tuple[Pair, Side, Side, bool], tuple[int, ...]] = field(default_factory=dict)
     """(α, γ, β, δ)."""
+    constants: dict[tuple[Pair, Side, Side, bool], Tensor] = field(default_factory=dict)
+    """Broadcast to (α, γ, β, δ); they multiply the finished sum."""
     squares: dict[tuple[Pair, Side], Square] = field(default_factory=dict)
 
     def add(
@@ -105,12 +111,34 @@ class Sums:
         v: Float[Tensor, "N b"] | None,
         w: Float[Tensor, "N c"] | None,
         mirrored: bool = False,
+        constant: Tensor | None = None,
     ) -> None:
         """Add a chunk. A vector None is a 1; a mirrored term stands for itself and its transpose."""
         key = (pair, *sides, mirrored)
         self.sizes[key] = (*M.shape[1:], 1 if v is None else v.shape[1], 1 if w is None else w.shape[1])
+        if constant is not None:
+            self.constants[key] = constant
         vectors = [x for x in (v, w) if x is not None] or [torch.ones_like(M[:, :1, 0])]
         accumulate(self.terms, key, M.flatten(1), outer(*vectors) if len(vectors) == 2 else vectors[0])
+
+    def add_by_position(
+        self,
+        pair: Pair,
+        sides: tuple[Side, Side],
+        M: Float[Tensor, "n l a g"],
+        w: Float[Tensor, "n l c"] | None,
+        mirrored: bool = False,
+    ) -> None:
+        """Add a chunk whose first vector is the one-hot vector of the position: one sum over samples per position."""
+        key = (pair, *sides, mirrored)
+        L, sizes = M.shape[1], M.shape[2:]
+        self.sizes[key] = (*sizes, L, 1 if w is None else w.shape[2])
+        w = torch.ones_like(M[..., :1, 0]) if w is None else w
+        left, right = M.flatten(2).permute(1, 2, 0), w.transpose(0, 1)
+        if key in self.terms:
+            self.terms[key].baddbmm_(left, right)
+        else:
+            self.terms[key] = left @ right
 
     def add_square(
         self,
@@ -130,11 +158,11 @@ class Sums:
 
     def take(self, pair: Pair, shape: tuple[int, ...], C: Tensor) -> Float[Tensor, "l t m u"] | None:
         """Remove a group pair's terms and return their sum: rows (leading, trailing), columns likewise."""
-        found = [
-            (row, column, mirrored, self.terms.pop((pair, row, column, mirrored)).view(sizes))
-            for (of, row, column, mirrored), sizes in self.sizes.items()
-            if of == pair
-        ]
+        found = []
+        for key in [key for key in self.terms if key[0] == pair]:
+            _, row, column, mirrored = key
+            term = as_term(self.terms.pop(key), row, self.sizes[key])
+            found.append((row, column, mirrored, term * self.constants[key] if key in self.constants else term))
         found += [(side, side, False, square.whole()) for (of, side), square in self.squares.items() if of == pair]
         self.squares = {key: square for key, square in self.squares.items() if key[0] != pair}
         if not found:
@@ -146,11 +174,21 @@ class Sums:
                 term = term.reshape(*shape[:2], *term.shape[2:])
             if pair[1] == "LN1":
                 term = term.reshape(*term.shape[:2], *shape[2:])
-            # A second-order term of a weight has no column for the bias, which comes last.
-            total[:, :, : term.shape[2]] += term
+            # A second-order term of a weight has no column for the bias, which comes last; positions are last rows.
+            n = len(term)
+            rows = slice(len(total) - n, None) if row.position else slice(0, n)
+            total[rows, :, : term.shape[2]] += term
             if mirrored:
-                total += term.permute(2, 3, 0, 1)
+                total[:, :, rows] += term.permute(2, 3, 0, 1)
         return total
+
+
+def as_term(value: Tensor, row: Side, sizes: tuple[int, ...]) -> Float[Tensor, "a g b c"]:
+    """Return a sum with its four indices apart."""
+    if not row.position:
+        return value.view(sizes)
+    a, g, b, c = sizes
+    return value.view(b, a, g, c).permute(1, 2, 0, 3)
 
 
 def laid_out(term: Float[Tensor, "a g b c"], row: Side, column: Side, C: Tensor) -> Float[Tensor, "l t m u"]:
