@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test check smoke lint format types lock bench verify archive clean
+.PHONY: help setup reproduce paper artifact-page test check smoke lint format types lock bench verify archive clean
 
 PYTHON ?= python3
 PRESET ?= laptop
@@ -16,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 
 help: ## list these chores
-	@grep -hE '^[a-z]+:.*## ' Makefile | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  presets: smoke (3 min), laptop (30 min, default), paper (GPU); e.g. make reproduce PRESET=smoke"
 
 setup: $(STAMP) ## create .venv with the locked environment (first time: about 5 minutes, 6 GB)
@@ -34,7 +34,9 @@ $(STAMP): envs/requirements.lock pyproject.toml
 
 reproduce: setup ## fetch the data, run the whole artifact, say where the figures are (PRESET=smoke|laptop|paper)
 	$(SNAKEMAKE) --config preset=$(PRESET)
+	$(SNAKEMAKE) --config preset=$(PRESET) --report results/$(PRESET)/report.html
 	@echo "Figures: results/$(PRESET)/figures   tables: results/$(PRESET)/tables"
+	@echo "Report: results/$(PRESET)/report/reproduction.pdf   page with all figures: results/$(PRESET)/report.html"
 
 test: setup ## unit tests, then a smoke run of the real workflow (under 10 minutes)
 	"$(BIN)/python" -m pytest -n 2 -m "not slow and not smoke and not slurm" -q
@@ -57,6 +59,19 @@ format: setup ## format Python and Snakemake files
 	"$(BIN)/ruff" check --fix .
 	"$(BIN)/ruff" format .
 	"$(BIN)/snakefmt" Snakefile workflow
+
+verify: setup ## decide every claim of the run PRESET; non-zero exit when one fails
+	$(SNAKEMAKE) --config preset=$(PRESET) --quiet -- verify
+
+paper: setup ## copy the report of the run PRESET to paper/reproduction.pdf
+	$(SNAKEMAKE) --config preset=$(PRESET) -- results/$(PRESET)/report/reproduction.pdf
+	cp results/$(PRESET)/report/reproduction.pdf paper/reproduction.pdf
+
+artifact-page: setup ## write ARTIFACT.md from claims.yaml and expected/
+	"$(BIN)/python" -m curvature_gap.artifact_page
+
+archive: setup ## pack the run PRESET for a deposit, unpack it elsewhere and verify it there
+	"$(BIN)/python" -m curvature_gap.archive results/$(PRESET)
 
 lock: ## resolve envs/requirements.in into the hash lock (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet envs/requirements.in -o envs/requirements.lock

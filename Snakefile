@@ -18,6 +18,7 @@ include: "workflow/rules/theory.smk"
 include: "workflow/rules/experiments.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/verdict.smk"
+include: "workflow/rules/report.smk"
 
 
 rule all:

@@ -1,0 +1,107 @@
+"""The errata as a table, the reproduction report (PDF), and the artifact page with this run's times."""
+
+REPORT_SOURCES = [
+    "paper/reproduction.typ",
+    "paper/proofs.typ",
+    "paper/typst/style.typ",
+    "paper/references.bib",
+]
+
+
+def figure_records():
+    """What the report says of each figure's origin, by name."""
+    return {
+        name: {
+            "title": entry["title"],
+            "category": entry["category"],
+            "notebook": entry["notebook"],
+            "code": figure_code(FigureName(name)),
+            "inputs": [
+                path
+                for inputs in entry["inputs"].values()
+                for path in ([inputs] if isinstance(inputs, str) else inputs)
+            ],
+        }
+        for name, entry in FIGURES.items()
+    }
+
+
+class FigureName:
+    """Stands for the wildcards of the rule `figure`."""
+
+    def __init__(self, figure):
+        self.figure = figure
+
+
+rule errata:
+    """Printed, corrected, reason and the witness of this run, one row an erratum."""
+    input:
+        statements=f"{RESULTS}/tables/statements.csv",
+        code=code("errata"),
+    output:
+        table=f"{RESULTS}/report/errata.csv",
+        latex=f"{RESULTS}/report/errata.tex",
+    log:
+        log_file("errata"),
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/errata.py"
+
+
+rule reproduction_report:
+    """What the paper claims and what this run found, as a PDF; typst brings its own fonts."""
+    input:
+        claims=f"{RESULTS}/claims.csv",
+        record=f"{RESULTS}/provenance.json",
+        timings=f"{RESULTS}/tables/timings.csv",
+        figures=[f"{RESULTS}/figures/{name}.pdf" for name in FIGURES],
+        errata=f"{RESULTS}/report/errata.csv",
+        claims_source="paper/claims.yaml",
+        sources=REPORT_SOURCES,
+        code=code("report"),
+    output:
+        pdf=f"{RESULTS}/report/reproduction.pdf",
+        data=f"{RESULTS}/report/reproduction.json",
+    log:
+        log_file("reproduction_report"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1500,
+    params:
+        results=RESULTS,
+        expected=f"expected/{PRESET}",
+        benchmarks="expected/bench/benchmarks.csv",
+        figures=figure_records(),
+    script:
+        "../scripts/report.py"
+
+
+rule artifact_page:
+    """ARTIFACT.md with the times of this run; the committed page has those of expected/."""
+    input:
+        claims=f"{RESULTS}/claims.csv",
+        timings=f"{RESULTS}/tables/timings.csv",
+        claims_source="paper/claims.yaml",
+        template="paper/ARTIFACT.md.jinja",
+        code=code("artifact"),
+    output:
+        page=f"{RESULTS}/report/ARTIFACT.md",
+    log:
+        log_file("artifact_page"),
+    conda:
+        ENVIRONMENT
+    params:
+        results=RESULTS,
+        preset=PRESET,
+    script:
+        "../scripts/artifact.py"
+
+
+TARGETS += [
+    f"{RESULTS}/report/reproduction.pdf",
+    f"{RESULTS}/report/errata.csv",
+    f"{RESULTS}/report/ARTIFACT.md",
+]
