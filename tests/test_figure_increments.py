@@ -38,9 +38,9 @@ def rows():
 
 def test_a_panel_draws_values_trend_and_bound(rows):
     ax = Figure().add_subplot()
-    law = {"exponent": -1.0, "low": -1.1, "high": -0.9, "prefactor": 2.0}
+    law = {"exponent": -1.0, "low": -1.1, "high": -0.9, "prefactor": 2.0, "k_first": 6, "k_last": 96}
     handles = figure_increments.increments_panel(ax, rows, rows.iloc[:0], law)
-    np.testing.assert_allclose(handles["fitted trend"].get_ydata(), [2 / (k + 3) for k in K])
+    np.testing.assert_allclose(handles["fitted trend"].get_ydata(), [2 / (k + 3) for k in K[1:]])
     np.testing.assert_allclose(handles["T7 at $w^*$"].get_ydata(), [54 / (k + 3) for k in K])
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert "slope −1.00 [−1.10, −0.90]" in [text.get_text() for text in ax.texts]
@@ -49,7 +49,7 @@ def test_a_panel_draws_values_trend_and_bound(rows):
 
 def test_a_bound_that_is_not_known_is_not_drawn(rows):
     ax = Figure().add_subplot()
-    law = {"exponent": -1.0, "low": -1.1, "high": -0.9, "prefactor": 2.0}
+    law = {"exponent": -1.0, "low": -1.1, "high": -0.9, "prefactor": 2.0, "k_first": 6, "k_last": 96}
     handles = figure_increments.increments_panel(ax, rows, rows, law)
     assert "T7 at a displaced $w$, M by Lanczos" in handles
     assert "the same, M by our tight bound" not in handles

@@ -108,7 +108,10 @@ def test_captions_say_what_stands_in_for_the_data(tmp_path):
     assert style.about_data(path, "smoke") == (
         "Preset smoke, dataset mnist (1,437 training images, source: bundled digits). Substituted data: 8 × 8 digits."
     )
+    assert style.dataset_title("mnist_seed0", path) == "MNIST (substituted data)"
     path.write_text(json.dumps(record | {"note": ""}))
+    assert style.dataset_title("cifar100_seed0", path) == "CIFAR-100"
+    assert style.dataset_title("pets_seed1", path) == "pets"
     assert "Substituted" not in style.about_data(path, "laptop")
     path.write_text(json.dumps(record | {"available": False, "note": "no network\nsecond line"}))
     assert "not at hand" in style.about_data(path, "laptop")

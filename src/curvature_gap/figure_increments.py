@@ -47,7 +47,8 @@ def increments_panel(
         ax: Where to draw.
         minimum: Rows of `increments.csv` at w*, all orderings.
         displaced: The same at a displaced w; may be empty.
-        law: The fitted `exponent`, `low`, `high` and `prefactor` of the increments at w* in k + b.
+        law: The fitted `exponent`, `low`, `high` and `prefactor` of the increments at w* in k + b, and its range
+            `k_first` to `k_last`, over which it is drawn.
     """
     b = int(minimum["batch"].iloc[0])
     ax.plot(
@@ -55,7 +56,8 @@ def increments_panel(
     )
     along_orderings(ax, minimum, "ema", color=AVERAGE, linewidth=0.5, alpha=0.5)
     k = np.unique(minimum["k"].to_numpy(dtype=float))
-    fit = ax.plot(k, law["prefactor"] * (k + b) ** law["exponent"], color="black", linestyle="--", linewidth=1.0)
+    x = k[(k >= law["k_first"]) & (k <= law["k_last"])]
+    fit = ax.plot(x, law["prefactor"] * (x + b) ** law["exponent"], color="black", linestyle="--", linewidth=1.0)
     middle, at = np.sqrt(k[0] * k[-1]), law["prefactor"] * np.sqrt(k[0] * k[-1]) ** law["exponent"]
     power_line(ax, k, -1.0, (middle, at / 8), color=style.GREY, linestyle=":", linewidth=1.0)
     handles = {

@@ -174,6 +174,13 @@ def about_data(record_path: str | Path, preset: str) -> str:
     return f"{words} Substituted data: {record['note'].rstrip('.')}." if record["note"] else words
 
 
+def dataset_title(run: str, record_path: str | Path) -> str:
+    """Return a run's dataset as a panel is titled, and whether other data stand in for it."""
+    name = {"cifar100": "CIFAR-100", "mnist": "MNIST"}.get(dataset := run.split("_seed")[0], dataset)
+    record = read_json(record_path)
+    return f"{name} (substituted data)" if record["available"] and record["note"] else name
+
+
 def not_run(ax: "Axes", record_path: str | Path) -> str:
     """Say inside a panel that it was not run, and return the reason in one line, for the caption."""
     reason = read_json(record_path)["note"] or "the dataset is not at hand"
