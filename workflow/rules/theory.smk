@@ -2,6 +2,8 @@
 
 # The bound search is cut into this many jobs; a statement stays with its parts.
 SEARCH_PARTS = [0, 1]
+# The run whose checkpoints and token embeddings are bounded.
+BOUNDS_RUN = runs("mnist")[0]
 
 
 rule identities:
@@ -114,4 +116,63 @@ rule precision:
 TARGETS += [
     f"{RESULTS}/tables/{table}.csv"
     for table in ("statements", "tab02_norm_inequalities", "precision")
+]
+
+
+rule bounds:
+    """Printed, corrected and tight bounds against exact norms: random models, and the runs' checkpoints."""
+    input:
+        data=f"{RESULTS}/data/mnist.npz",
+        batch=f"{RESULTS}/subsets/mnist_seed{DATASETS['mnist']['hessian']['batch_seed']}.npz",
+        checkpoints=[checkpoint(BOUNDS_RUN, stage) for stage in ("init", "trained")],
+        hessians=[hessian(BOUNDS_RUN, stage) for stage in ("init", "trained")],
+        code=code("bounds"),
+    output:
+        table=f"{RESULTS}/tables/bounds.csv",
+        latex=f"{RESULTS}/tables/bounds.tex",
+        timing=timing("bounds"),
+    log:
+        log_file("bounds"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=4000,
+    params:
+        run=BOUNDS_RUN,
+        theory=SETTINGS["theory"],
+        architecture=DATASETS["mnist"]["architecture"],
+        hessian=DATASETS["mnist"]["hessian"],
+        lock=LOCK_HASH,
+    script:
+        "../scripts/bounds.py"
+
+
+rule bound_validation:
+    """Is any tight bound ever below the exact norm; and what other bounds and Lanczos give beside them."""
+    input:
+        code=code("bound_validation"),
+    output:
+        table=f"{RESULTS}/tables/bound_validation.csv",
+        latex=f"{RESULTS}/tables/bound_validation.tex",
+        baselines=f"{RESULTS}/tables/bound_baselines.csv",
+        baselines_latex=f"{RESULTS}/tables/bound_baselines.tex",
+        timing=timing("bound_validation"),
+    log:
+        log_file("bound_validation"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        theory=SETTINGS["theory"],
+        lock=LOCK_HASH,
+    script:
+        "../scripts/bound_validation.py"
+
+
+TARGETS += [
+    f"{RESULTS}/tables/{table}.csv"
+    for table in ("bounds", "bound_validation", "bound_baselines")
 ]
