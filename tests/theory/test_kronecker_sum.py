@@ -91,9 +91,13 @@ def test_diagonal_sum_has_its_exact_norm(randn):
     torch.testing.assert_close(term.norm_bound(), top_norm(term.dense()))
 
 
-def test_numbers_for_vectors_make_kappa_exact(randn):
-    term = KroneckerSum(randn(6, 1), randn(6, 1), randn(6, 4, 5))
-    torch.testing.assert_close(term.norm_bound(), top_norm(term.dense()))
+def test_a_scale_has_exact_blocks(randn):
+    terms = (
+        KroneckerSum(randn(6, 1), randn(6, 2), randn(6, 4, 5)),
+        KroneckerSum(randn(6, 1), randn(6, 2), randn(6, 4, 5)),
+    )
+    H = KroneckerHessian({"gamma": (1, 4), "W": (2, 5)}, {("gamma", "W"): terms})
+    torch.testing.assert_close(H.term_bound(("gamma", "W")), top_norm(H.block(("gamma", "W"))))
 
 
 def test_kappa_says_which_stack_is_too_short(randn):

@@ -228,18 +228,17 @@ def deflated(X: Tensor, Z: Tensor, matrices: TokenMatrices, r: int) -> Tensor:
 def kappa(X: Float[Tensor, "*b L d"], Z: Tensor, N: Tensor) -> Float[Tensor, "*b"]:
     """Return an upper bound on ‖Σ_i x_i z_iᵀ ⊗ N_i‖_2: the least over zero, one, two and four deflated directions.
 
-    Cost O(L p³ + L² p²); nothing of the size of the block is formed. Exact where both vectors are numbers.
+    Cost O(L p³ + L² p²), beyond `GRAM_TOKENS` tokens O(L p³) and two directions only; nothing of the size of the block
+    is formed.
 
     Raises:
         ValueError: If the stacks do not hold the same number of tokens.
     """
     if not X.shape[-2] == Z.shape[-2] == N.shape[-3]:
         raise ValueError(f"X, Z, N hold {X.shape[-2]}, {Z.shape[-2]}, {N.shape[-3]} tokens; one number is needed.")
-    if X.shape[-1] == Z.shape[-1] == 1:
-        return top_norm(((X * Z)[..., None] * N).sum(-3))
     matrices = TokenMatrices(N)
     bound = undeflated(X, Z, matrices)
-    for r in (1, 2, 4):
+    for r in (1, 2, 4) if X.shape[-2] <= GRAM_TOKENS else (2,):
         if r < min(X.shape[-1], Z.shape[-1]):
             bound = torch.minimum(bound, deflated(X, Z, matrices, r))
     return bound
@@ -310,8 +309,13 @@ class KroneckerHessian:
         return replace(self, shapes={n: s for n, s in self.shapes.items() if n in names}, terms=kept)
 
     def term_bound(self, pair: Pair) -> Float[Tensor, "*b"]:
-        """Return a bound on one block: its terms' bounds added, or (up to `GRAM_TOKENS`) its Frobenius norm."""
+        """Return a bound on one block: its terms' bounds added, or (up to `GRAM_TOKENS`) its Frobenius norm.
+
+        The block of a weight with one input, a scale or shift, is a few rows: its norm is exact.
+        """
         terms = self.terms[pair]
+        if 1 in (self.shapes[pair[0]][0], self.shapes[pair[1]][0]):
+            return top_norm(self.block(pair))
         bounds = torch.stack([term.norm_bound() for term in terms]).sum(0)
         if terms[0].X.shape[-2] > GRAM_TOKENS:
             return bounds
