@@ -22,11 +22,16 @@ def test_the_fits_answer_inverts_the_law():
 
 
 def test_observed_first_and_sustained():
-    k = np.array([1, 2, 3, 4])
-    curves = np.array([[5, 0.1, 3, 0.2], [0.1, 0.1, 0.1, 0.1], [5, 5, 5, 5], [5, 0.1, 0.2, 7]], dtype=float)
+    k = np.arange(1, 21)
+    curves = np.full((5, 20), 0.1)
+    curves[0, [0, 2]] = 5.0
+    curves[2] = 5.0
+    curves[3, [0, 19]] = 5.0
+    # Below from k = 20 of 21 samples on: too few to call it sustained.
+    curves[4, 18] = 5.0
     first, sustained = observed(1.0, k, curves)
-    np.testing.assert_array_equal(first, [2, 1, np.nan, 2])
-    np.testing.assert_array_equal(sustained, [4, 1, np.nan, np.nan])
+    np.testing.assert_array_equal(first, [2, 1, np.nan, 2, 1])
+    np.testing.assert_array_equal(sustained, [4, 1, np.nan, np.nan, np.nan])
 
 
 def test_on_losses_the_bound_is_never_below_what_is_observed():

@@ -17,7 +17,7 @@ class SampleSize:
 
     `bound` and `fit` are predictions, `first` and `sustained` observations, medians over the orderings: `first` is the
     first k at which the increment is below ε, which chance makes small; from `sustained` on it stays below for the rest
-    of the data. NaN where the data end before that.
+    of the data. NaN where the data end before that; so do they where it stays below for less than their last tenth.
     """
 
     epsilon: float
@@ -50,14 +50,18 @@ def from_fit(epsilon: float, law: PowerLaw) -> float:
 
 
 def observed(epsilon: float, k: Array, curves: Array) -> tuple[Array, Array]:
-    """Return, for each ordering, the first k with an increment below ε and the k from which all are; NaN if none."""
+    """Return, for each ordering, the first k with an increment below ε and the k from which all are; NaN if none.
+
+    All of the last tenth of the data must be below: among the last few increments chance alone would do.
+    """
     _check(epsilon)
     below = np.atleast_2d(curves) < epsilon
     ks = np.append(np.asarray(k, dtype=np.float64), np.nan)
     first = np.where(below.any(axis=1), below.argmax(axis=1), len(k))
     above_reversed = ~below[:, ::-1]
     last_above = np.where(above_reversed.any(axis=1), len(k) - 1 - above_reversed.argmax(axis=1), -1)
-    return ks[first], ks[last_above + 1]
+    sustained = ks[last_above + 1]
+    return ks[first], np.where(sustained > 0.9 * (ks[-2] + 1), np.nan, sustained)
 
 
 def sample_size(epsilon: float, c: float, law: PowerLaw, k: Array, curves: Array) -> SampleSize:
