@@ -130,7 +130,11 @@ def test_whole_is_the_upper_triangle_in_block_order(generator):
 
 ONE_PAIR_PER_GROUP_PAIR = [
     ("positions", "positions"),
-    ("embed", "embed_bias"),
+    ("embed", "positions"),
+    ("embed_bias", "positions"),
+    ("positions", "W_1"),
+    ("positions", "W_2"),
+    ("positions", "LN1_gamma"),
     ("positions", "W_K"),
     ("embed", "W_V"),
     ("W_Q", "W_K"),

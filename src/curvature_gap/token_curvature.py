@@ -185,15 +185,48 @@ class AttentionCurvature:
     third: Float[Tensor, "N z z"]
 
 
+Moments = tuple[Float[Tensor, "n t y z"], Float[Tensor, "n t y z"]]
+"""Covariance and third moment."""
+
+
 def attention_curvature(w: Weights, t: Forward, R_bar: Float[Tensor, "N a"], with_inputs: bool) -> AttentionCurvature:
     """Return the moments; without `with_inputs` z is X alone. Source: L2, SM."""
-    z = torch.cat([t.X, t.p], dim=-1) if with_inputs else t.X
     value = (R_bar.reshape(t.X.shape) @ w.C.T) @ t.X.mT
     T_bar = t.A * (value - (t.A * value).sum(dim=-1, keepdim=True))
-    mean, tilted = (t.A @ z).flatten(0, 1), (T_bar @ z).flatten(0, 1)
+    z = torch.cat([t.X, t.p], dim=-1) if with_inputs else t.X
+    mean, tilted = t.A @ z, T_bar @ z
+    one_hot = with_inputs and w.architecture.positions == "learned"
+    n_dense = z.shape[-1] - one_hot * w.architecture.n_tokens
+    dense = slice(0, n_dense)
+    some = (t.A, T_bar, z[..., dense], mean[..., dense], tilted[..., dense])
+    covariance, third = dense_moments(*some)
+    if one_hot:
+        (covariance_with, third_with), (covariance_alone, third_alone) = one_hot_moments(*some)
+        covariance = with_one_hot(covariance, covariance_with, covariance_alone)
+        third = with_one_hot(third, third_with, third_alone)
+    flat = [moment.flatten(0, 1) for moment in (mean, tilted, covariance, third)]
+    return AttentionCurvature(T_bar, *flat)
+
+
+def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> Moments:
+    """Return covariance and third moment of dense statistics: two matrix products per sample."""
     zz = (z[..., :, None] * z[..., None, :]).flatten(-2)
-    shape = (-1, z.shape[-1], z.shape[-1])
-    covariance = (t.A @ zz).reshape(shape).sub_(mean[:, :, None] * mean[:, None, :])
-    mixed = mean[:, :, None] * tilted[:, None, :]
-    third = (T_bar @ zz).reshape(shape).sub_(mixed).sub_(mixed.mT)
-    return AttentionCurvature(T_bar, mean, tilted, covariance, third)
+    shape = (*z.shape, z.shape[-1])
+    covariance = (A @ zz).view(shape).sub_(mean[..., :, None] * mean[..., None, :])
+    mixed = mean[..., :, None] * tilted[..., None, :]
+    return covariance, (T_bar @ zz).view(shape).sub_(mixed).sub_(mixed.mT)
+
+
+def one_hot_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> tuple[Moments, Moments]:
+    """Return the moments of one-hot statistics e_s with z, and with each other: sums over keys have one summand."""
+    centred = z[:, None] - mean[:, :, None]
+    with_z = (A[..., None] * centred, T_bar[..., None] * centred - A[..., None] * tilted[:, :, None])
+    mixed = A[..., :, None] * T_bar[..., None, :]
+    covariance = torch.diag_embed(A) - A[..., :, None] * A[..., None, :]
+    return with_z, (covariance, torch.diag_embed(T_bar).sub_(mixed).sub_(mixed.mT))
+
+
+def with_one_hot(dense: Tensor, across: Tensor, one_hot: Tensor) -> Float[Tensor, "n t z z"]:
+    """Return the symmetric matrices with these four blocks."""
+    upper, lower = torch.cat([dense, across.mT], dim=-1), torch.cat([across, one_hot], dim=-1)
+    return torch.cat([upper, lower], dim=-2)
