@@ -5,7 +5,6 @@ expected/; the workflow writes one with its own run's times into results/<preset
 """
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,10 +104,10 @@ def minutes_text(seconds: float) -> str:
     return f"{minutes:.1f}" if minutes < 10 else f"{minutes:.0f}"
 
 
-def seconds_by_rule(table: Path) -> dict[str, float]:
-    """Return summed seconds by rule of a timings.csv; empty if there is none."""
+def seconds_by_rule(rows: Iterable[Mapping[str, str]]) -> dict[str, float]:
+    """Return summed seconds by rule of the rows of a timings.csv."""
     totals: dict[str, float] = {}
-    for row in read_rows(table):
+    for row in rows:
         totals[row["rule"]] = totals.get(row["rule"], 0.0) + number(row["seconds"])
     return totals
 
@@ -119,9 +118,8 @@ def measured_run(folder: Path, preset: str) -> dict[str, Any]:
     `folder` is results/<preset> or expected/<preset>; tables may lie in it or in its `tables`. Whatever is missing is
     `NOT_MEASURED`.
     """
-    tables = [folder / "tables/timings.csv", folder / "timings.csv"]
-    rows = next((found for table in tables if (found := read_rows(table))), [])
-    seconds = next((found for table in tables if (found := seconds_by_rule(table))), {})
+    rows = read_rows(folder / "tables/timings.csv") or read_rows(folder / "timings.csv")
+    seconds = seconds_by_rule(rows)
     claims = {row["id"]: row for row in read_rows(folder / "claims.csv")}
     return {
         "preset": preset,
@@ -231,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typing import Any
 
 from curvature_gap import bound_errata, errata
 from curvature_gap.claims import VERDICTS, Claim, outcome, passes_at, read_claims
+from curvature_gap.files import atomic_path
 from curvature_gap.provenance import sha256
 from curvature_gap.reference import compare_with_reference
 
@@ -23,6 +25,10 @@ SHORT = 12
 """Digits of a SHA-256 that the report shows."""
 LONGEST = 48
 """Rows of the longest table that is printed in full; longer ones are named with their size and hash."""
+HEAVY = 100_000
+"""Bytes of the largest figure that goes into the report as a PDF."""
+COLUMN, DPI = 3.3, 200
+"""Width of the report's figures in inches, and the resolution of those that are too heavy for a PDF."""
 WIDEST = 11
 """Columns of the widest table that is printed."""
 EPOCH = 1760832000
@@ -78,11 +84,19 @@ def shown(cell: Any) -> str:
     # Whole numbers are counts and sizes as long as they look like ones.
     if value.is_integer() and abs(value) < 1e7:
         return f"{value:.0f}".replace("-", "−")
-    mantissa, _, exponent = f"{value:.4g}".partition("e")
-    if exponent:
-        digits = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return f"{mantissa}×10{digits}".replace("-", "−")
-    return mantissa.replace("-", "−")
+    return powers(f"{value:.4g}").replace("-", "−")
+
+
+def powers(text: str) -> str:
+    """Return text with numbers such as 1.2e-05 written as 1.2×10⁻⁵."""
+
+    def power(match: re.Match[str]) -> str:
+        return f"{match[1]}×10{str(int(match[2])).translate(RAISED)}"
+
+    return re.sub(r"(?<![\w.])(-?\d+(?:\.\d+)?)e([+-]\d+)\b", power, text)
+
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def errata_rows(statements: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -150,13 +164,15 @@ def claim_rows(results: Path, claims: Sequence[Claim]) -> list[dict[str, Any]]:
             "kind": kind_of(claim) if claim else "",
             "tolerance_reason": claim.tolerance_reason if claim else "",
         }
-        rows.append(line | added | {"measured": measured_text(line["measured"])})
+        printed = {"measured": measured_text(line["measured"])}
+        printed |= {key: powers(line[key]) for key in ("expected", "tolerance")}
+        rows.append(line | added | printed)
     return rows
 
 
 def measured_text(text: str) -> str:
     """Return a measured value as it is printed; words stay as they are."""
-    return shown(text) if not math.isnan(number(text)) else text.replace("_", " ")
+    return shown(text) if not math.isnan(number(text)) else powers(text.replace("_", " "))
 
 
 def kind_of(claim: Claim) -> str:
@@ -198,7 +214,7 @@ def figure_rows(results: Path, figures: Mapping[str, Mapping[str, Any]], dataset
                 "name": name,
                 "title": entry["title"],
                 "category": entry["category"],
-                "file": below(image) if image.is_file() else "",
+                "file": below(light(image)) if image.is_file() else "",
                 "caption": caption.read_text(encoding="utf-8").strip() if caption.is_file() else entry["title"],
                 "rule": f"figure, {entry['notebook']}",
                 "code": hash_of([entry["notebook"], *entry["code"]]),
@@ -207,6 +223,25 @@ def figure_rows(results: Path, figures: Mapping[str, Mapping[str, Any]], dataset
             }
         )
     return rows
+
+
+def light(image: Path) -> Path:
+    """Return the image to print for a figure: its PDF, or a small PNG beside it if the PDF is heavy.
+
+    Heat maps do not compress; at `DPI` and 32 colours they look the same in print and take half the bytes.
+    """
+    drawn = image.with_suffix(".png")
+    if image.stat().st_size <= HEAVY or not drawn.is_file():
+        return image
+    from PIL import Image
+
+    small = image.parent.parent / "report/figures" / drawn.name
+    with Image.open(drawn) as picture, atomic_path(small) as temporary:
+        colour = picture.convert("RGB")
+        width = round(COLUMN * DPI)
+        colour = colour.resize((width, round(colour.height * width / colour.width)), Image.Resampling.LANCZOS)
+        colour.quantize(32, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(temporary, optimize=True)
+    return small
 
 
 def below(path: Path, root: Path = Path()) -> str:
@@ -224,36 +259,35 @@ def hash_of(paths: Iterable[str]) -> str:
     return digest.hexdigest()[:SHORT]
 
 
-def certificate_rows(results: Path) -> list[dict[str, str]]:
-    """Return the certificate of every stored Hessian, by run and stage."""
+def certificate_rows(results: Path) -> list[dict[str, Any]]:
+    """Return the certificate of every stored Hessian, by run and stage: as printed, and `raw` as numbers."""
     import numpy as np
 
+    fields = ("asymmetry", "hvp_error", "fd_error", "n_fd_columns", "relu_near_zero")
     rows = []
     for path in sorted((results / "hessians").glob("*/*.npz")):
         with np.load(path) as arrays:
             if "certificate_hvp_error" not in arrays:
                 continue
-            fields = ("asymmetry", "hvp_error", "hvp_method", "fd_error", "n_fd_columns", "relu_near_zero")
-            certificate = {name: arrays[f"certificate_{name}"].item() for name in fields}
-            about = {"parameters": int(arrays["offsets"][-1]), "engine": str(arrays["engine"])}
-            numbers = {name: float(arrays[name]) for name in ("loss", "grad_norm")}
-        row = {"run": path.parent.name, "stage": path.stem, **about, **numbers, **certificate}
-        rows.append({key: shown(value) if not isinstance(value, str) else value for key, value in row.items()})
-        rows[-1]["raw"] = [certificate["asymmetry"], certificate["hvp_error"], certificate["fd_error"]]
+            numbers = {name: arrays[f"certificate_{name}"].item() for name in fields}
+            numbers |= {name: arrays[name].item() for name in ("loss", "grad_norm")}
+            numbers["parameters"] = int(arrays["offsets"][-1])
+            about = {"run": path.parent.name, "stage": path.stem, "engine": str(arrays["engine"])}
+        printed = {name: shown(value) for name, value in numbers.items()}
+        rows.append({**about, **printed, "raw": [numbers[name] for name in WORST_OF]})
     return rows
+
+
+WORST_OF = ("asymmetry", "hvp_error", "fd_error")
 
 
 def certificate_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the number of certified Hessians, their sizes and the worst of each check."""
-    worst = [shown(max(row["raw"][i] for row in rows)) if rows else "–" for i in range(3)]
     return {
         "n": len(rows),
-        "parameters": sorted({row["parameters"] for row in rows}, key=lambda text: int(text)),
+        "parameters": sorted({row["parameters"] for row in rows}, key=int),
         "engines": sorted({row["engine"].replace("_", " ") for row in rows}),
-        "asymmetry": worst[0],
-        "hvp_error": worst[1],
-        "fd_error": worst[2],
-    }
+    } | {name: shown(max((row["raw"][i] for row in rows), default="")) for i, name in enumerate(WORST_OF)}
 
 
 def block_rows(results: Path, run_prefix: str = "mnist_seed") -> list[dict[str, str]]:
@@ -386,9 +420,9 @@ def report_data(
         },
         "reference": compare_with_reference(results, expected),
         "claims": rows,
-        "statements": [row | {key: shown(row[key]) for key in SHOWN_OF_STATEMENTS} for row in statements],
+        "statements": [row | printed(row, SHOWN_OF_STATEMENTS) for row in statements],
         "facts": statement_facts(statements),
-        "errata": [row | {key: shown(row[key]) for key in SHOWN_OF_ERRATA} for row in errata_rows(statements)],
+        "errata": [row | printed(row, SHOWN_OF_ERRATA) for row in errata_rows(statements)],
         "figures": figure_rows(results, figures, record["datasets"]),
         "certificates": certificates,
         "certificate_facts": certificate_facts(certificates),
@@ -403,6 +437,12 @@ def report_data(
 
 SHOWN_OF_STATEMENTS = ("max_rel_error_printed", "max_rel_error_corrected", "worst_ratio", "n_cases")
 SHOWN_OF_ERRATA = ("worst_ratio", "max_rel_error_printed")
+
+
+def printed(row: Mapping[str, str], numbers: Iterable[str]) -> dict[str, str]:
+    """Return the cells of a row that are printed otherwise than they are stored: numbers, and numbers within words."""
+    words = {key: powers(row[key]) for key in ("witness", "note") if key in row}
+    return words | {key: shown(row[key]) for key in numbers}
 
 
 def typeset(template: Path, data: Path, pdf: Path, root: Path) -> None:
@@ -426,4 +466,6 @@ def typeset(template: Path, data: Path, pdf: Path, root: Path) -> None:
         ignore_system_fonts=True,
         sys_inputs={"data": below(data, root)},
         timestamp=EPOCH,
+        # Tags for a hundred table rows are larger than the text.
+        pdf_tags=False,
     )

@@ -63,6 +63,7 @@ rule reproduction_report:
     output:
         pdf=f"{RESULTS}/report/reproduction.pdf",
         data=f"{RESULTS}/report/reproduction.json",
+        figures=directory(f"{RESULTS}/report/figures"),
     log:
         log_file("reproduction_report"),
     conda:

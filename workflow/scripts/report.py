@@ -9,6 +9,8 @@ with job(snakemake):
     from curvature_gap.files import atomic_path
     from curvature_gap.reproduction import report_data, typeset
 
+    # Figures too heavy to print as they are get a light copy here.
+    Path(snakemake.output.figures).mkdir(parents=True, exist_ok=True)
     data = report_data(
         Path(snakemake.params.results),
         snakemake.params.figures,
