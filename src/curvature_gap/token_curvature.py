@@ -185,10 +185,6 @@ class AttentionCurvature:
     third: Float[Tensor, "N z z"]
 
 
-Moments = tuple[Float[Tensor, "n t y z"], Float[Tensor, "n t y z"]]
-"""Covariance and third moment."""
-
-
 def attention_curvature(w: Weights, t: Forward, R_bar: Float[Tensor, "N a"], with_inputs: bool) -> AttentionCurvature:
     """Return the moments; without `with_inputs` z is X alone. Source: L2, SM."""
     value = (R_bar.reshape(t.X.shape) @ w.C.T) @ t.X.mT
@@ -208,7 +204,7 @@ def attention_curvature(w: Weights, t: Forward, R_bar: Float[Tensor, "N a"], wit
     return AttentionCurvature(T_bar, *flat)
 
 
-def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> Moments:
+def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> tuple[Tensor, Tensor]:
     """Return covariance and third moment of dense statistics: two matrix products per sample."""
     zz = (z[..., :, None] * z[..., None, :]).flatten(-2)
     shape = (*z.shape, z.shape[-1])
@@ -217,7 +213,9 @@ def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Ten
     return covariance, (T_bar @ zz).view(shape).sub_(mixed).sub_(mixed.mT)
 
 
-def one_hot_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> tuple[Moments, Moments]:
+def one_hot_moments(
+    A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the moments of one-hot statistics e_s with z, and with each other: sums over keys have one summand."""
     centred = z[:, None] - mean[:, :, None]
     with_z = (A[..., None] * centred, T_bar[..., None] * centred - A[..., None] * tilted[:, :, None])
