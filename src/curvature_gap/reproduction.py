@@ -164,9 +164,8 @@ def claim_rows(results: Path, claims: Sequence[Claim]) -> list[dict[str, Any]]:
             "kind": kind_of(claim) if claim else "",
             "tolerance_reason": claim.tolerance_reason if claim else "",
         }
-        printed = {"measured": measured_text(line["measured"])}
-        printed |= {key: powers(line[key]) for key in ("expected", "tolerance")}
-        rows.append(line | added | printed)
+        cells = {key: powers(line[key]) for key in ("statement", "expected", "tolerance")}
+        rows.append(line | added | cells | {"measured": measured_text(line["measured"])})
     return rows
 
 
