@@ -42,6 +42,13 @@ def test_the_environment_is_restored(monkeypatch, lock_folder):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
+def test_two_slurm_jobs_that_both_see_gpu_0_do_not_wait_for_each_other(monkeypatch, lock_folder):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with claimed_gpu("cuda") as first, claimed_gpu("cuda") as second:
+        assert first == second == "0"
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_jobs_at_the_same_time_hold_distinct_gpus(monkeypatch, lock_folder, n):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(str(10 + i) for i in range(n)))

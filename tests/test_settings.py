@@ -37,6 +37,7 @@ def test_the_laptop_preset_runs_mnist_at_the_papers_size(config):
     assert (mnist["architecture"]["d_V"], mnist["architecture"]["d_ff"]) == (16, 64)
 
 
+TILES = {"batch_size": 32, "batch_seed": 0, "seeds": [0], "stages": ["trained"], "tile_mb": 1, "job_mb": 2}
 FAULTS = [
     ("preset", "huge", "preset: 'huge' is not defined; choose one of laptop, paper, smoke"),
     ("device", "gpu", "device: 'gpu' is not one of auto, cpu, cuda"),
@@ -79,6 +80,15 @@ FAULTS = [
     ("common.datasets.mnist.increments.orderings", 1, "orderings: 1 is less than the minimum of 2"),
     ("common.datasets.mnist.curvature_vs_data.sizes", [9, 99, 70_000], "sizes: 70000 exceeds n_train 60000"),
     ("common.datasets.cifar100.spectrum", {"seeds": [0]}, "cifar100.spectrum: needs datasets.cifar100.hessian"),
+    (
+        "common.datasets.mnist.tiles",
+        {"seeds": [0]},
+        "mnist.tiles: missing batch_size, batch_seed, stages, tile_mb, job_mb",
+    ),
+    ("common.datasets.mnist.tiles", TILES | {"seeds": [7]}, "tiles.seeds: [7] are not among datasets.mnist.seeds"),
+    ("common.datasets.mnist.tiles", TILES | {"stages": ["step_5"]}, "'step_5' is not one of init, trained"),
+    ("common.datasets.mnist.tiles", TILES | {"batch_size": 60_001}, "tiles.batch_size: 60001 exceeds n_train 60000"),
+    ("common.datasets.mnist.tiles", TILES | {"tile_mb": 0}, "tile_mb: 0 is less than or equal to the minimum of 0"),
     ("common.theory.search_seed", -3, "theory.search_seed: -3 is less than the minimum of 0"),
 ]
 

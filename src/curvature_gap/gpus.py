@@ -29,6 +29,11 @@ def claimed_gpu(device: str, poll_seconds: float = 0.5) -> Iterator[str | None]:
     ids = gpu_ids()
     if not ids:
         raise RuntimeError("device is cuda, but no GPU is visible to this job; check CUDA_VISIBLE_DEVICES.")
+    if "SLURM_JOB_ID" in os.environ and len(ids) == 1:
+        # Slurm hands out GPUs itself and, where it confines devices, calls each job's GPU 0: a lock by id would let two
+        # jobs with different GPUs wait for each other.
+        yield ids[0]
+        return
     folder = Path(tempfile.gettempdir()) / f"curvature-gap-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     while True:

@@ -129,7 +129,7 @@ def _experiment_faults(where: str, dataset: Mapping[str, Any]) -> list[str]:
     for section in ("dynamics", "sensitivity", "spectrum", "curvature_vs_data"):
         if section in dataset and "hessian" not in dataset:
             faults.append(f"{where}.{section}: needs {where}.hessian, which names the batch.")
-    for section in ("increments", "spectrum", "curvature_vs_data"):
+    for section in ("increments", "spectrum", "curvature_vs_data", "tiles"):
         missing = sorted(set(dataset.get(section, {}).get("seeds", [])) - set(dataset["seeds"]))
         if missing:
             faults.append(f"{where}.{section}.seeds: {missing} are not among {where}.seeds {dataset['seeds']}.")
@@ -137,6 +137,9 @@ def _experiment_faults(where: str, dataset: Mapping[str, Any]) -> list[str]:
     absent = sorted(set(whole) - set(training.get("checkpoint_steps", [])))
     if absent:
         faults.append(f"{where}.dynamics.whole_steps: {absent} are not among training.checkpoint_steps.")
+    tiled = dataset.get("tiles", {}).get("batch_size", 0)
+    if tiled > training["n_train"]:
+        faults.append(f"{where}.tiles.batch_size: {tiled} exceeds n_train {training['n_train']}.")
     sizes = dataset.get("curvature_vs_data", {}).get("sizes", [])
     if sizes and max(sizes) > training["n_train"]:
         faults.append(f"{where}.curvature_vs_data.sizes: {max(sizes)} exceeds n_train {training['n_train']}.")

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from curvature_gap.settings import SettingsError
 
+DEVICE_VARIABLE = "CURVATURE_GAP_RESOLVED_DEVICE"
+"""How a run tells its jobs their device; executors hand the environment on, `sbatch --export=ALL` does."""
+
 
 @cache
 def n_gpus() -> int:
@@ -45,6 +48,27 @@ def device(wanted: str) -> str:
             "Set device: auto or cpu, or run on a machine with a GPU."
         )
     return "cpu"
+
+
+def device_of_jobs(wanted: str, *, main: bool, local: bool) -> str:
+    """Return the device that every job of a run uses; the main process decides and its jobs take over what it found.
+
+    Otherwise `auto` would be one thing on a login node and another on a GPU node, and the rules' params with it. On a
+    cluster `cuda` is believed without a look, because the login node's GPUs are not the jobs'.
+
+    Args:
+        wanted: `auto | cpu | cuda`.
+        main: Whether this process plans the run, and not a job of it.
+        local: Whether the jobs run on this machine.
+
+    Raises:
+        SettingsError: If cuda is asked for, jobs run here, and there is no GPU.
+    """
+    if not main and DEVICE_VARIABLE in os.environ:
+        return os.environ[DEVICE_VARIABLE]
+    resolved = "cuda" if wanted == "cuda" and not local else device(wanted)
+    os.environ[DEVICE_VARIABLE] = resolved
+    return resolved
 
 
 def package_files(script: Path, source_root: Path, start: Path) -> list[str]:

@@ -5,16 +5,26 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.settings import ExecMode
 
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
-from curvature_gap import workflow_support
+from curvature_gap import preflight, workflow_support
 from curvature_gap.settings import SettingsError, load_settings
+
+# Jobs go to a cluster when `jobs` bounds their number; and a process that runs one job for another Snakemake is not the
+# one that plans.
+ON_THIS_MACHINE = workflow.resource_settings.nodes is None
+IS_MAIN = workflow.exec_mode == ExecMode.DEFAULT
 
 try:
     SETTINGS = load_settings(config, ROOT / "workflow/schemas/config.schema.yaml")
-    DEVICE = workflow_support.device(SETTINGS["device"])
+    DEVICE = workflow_support.device_of_jobs(
+        SETTINGS["device"], main=IS_MAIN, local=ON_THIS_MACHINE
+    )
+    if IS_MAIN and ON_THIS_MACHINE:
+        preflight.check(SETTINGS, preflight.total_mb())
 except SettingsError as error:
     raise WorkflowError(f"config/config.yaml cannot be run:\n{error}")
 
@@ -28,12 +38,12 @@ LOCK_HASH = hashlib.sha256((ROOT / "envs/requirements.lock").read_bytes()).hexdi
 ENVIRONMENT = "../../envs/curvature-gap.yaml"
 GPUS_PER_JOB = 1 if DEVICE == "cuda" else 0
 
-# One machine's limits. They bind local runs only; a cluster's scheduler knows its own.
-(
-    workflow.register_resource("gpu", workflow_support.n_gpus())
-    if DEVICE == "cuda"
-    else None
-)
+# One machine's limits, unless the command line sets its own. They bind local runs only; a cluster's scheduler knows its
+# own, and a login node without a GPU must not limit it.
+if IS_MAIN and ON_THIS_MACHINE:
+    for limit, value in preflight.limits(DEVICE).items():
+        if limit not in workflow.global_resources:
+            workflow.register_resource(limit, value)
 
 
 wildcard_constraints:
