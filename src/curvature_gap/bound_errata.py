@@ -33,8 +33,7 @@ ERRATA: dict[str, Erratum] = {
         "as T1_main",
         "As T1_main. Besides, at a met target the rank is 0 and only the outer-product parts are left, which N1 makes "
         "too small by L²/4: the bound fails by up to L²/12 even with K–K and V–K added. The last lines put "
-        "√(d_V d_K) for "
-        "d_K, and 12/(d_V d_K) has lost the 1/L of the line before.",
+        "√(d_V d_K) for d_K, and 12/(d_V d_K) has lost the 1/L of the line before.",
     ),
     "L3_jacobian": Erratum(
         "‖J_LN‖₂ ≤ 1/σ_min + ‖X‖²/(√n σ_min³), σ_min = min_i ‖M_i‖₂",

@@ -198,6 +198,12 @@ def _tied_pair_no_residual(draw: Draw, generator: torch.Generator) -> None:
     draw["residual"] = torch.zeros_like(draw["residual"])
 
 
+def _tied_pair_no_values(draw: Draw, generator: torch.Generator) -> None:
+    """W_V = 0 and a large target: what is left of the attention Hessian is its functional V–Q part."""
+    _pair(draw, generator, tilt=0.0)
+    draw["W_V"], draw["residual"] = torch.zeros_like(draw["W_V"]), 1e8 * draw["residual"]
+
+
 def _one_extreme_scale(draw: Draw, generator: torch.Generator) -> None:
     """One tensor far larger or smaller than the others."""
     names = list(draw)
@@ -209,6 +215,7 @@ def _one_extreme_scale(draw: Draw, generator: torch.Generator) -> None:
 STRUCTURES: tuple[Callable[[Draw, torch.Generator], None], ...] = (
     _tied_pair,
     _tied_pair_no_residual,
+    _tied_pair_no_values,
     _skewed_pair,
     _zero_keys,
     _tiny_feed_forward,

@@ -40,10 +40,10 @@ __all__ = [
     "save_witness",
 ]
 
-TOLERANCE = 1e-9
-"""A bound is violated when exact / bound exceeds 1 by more than this; rounding at an equality is about 1e-15."""
 AGREEMENT = 1e-6
 """Largest relative difference between the two methods at a witness; larger ones are rounding, and not believed."""
+TOLERANCE = AGREEMENT
+"""A bound is violated when exact / bound exceeds 1 by more than this, by both methods: less may be rounding."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ PAPER = SearchBudget(instances=10_000, ascents=200, steps=1_000)
 class Witness:
     """The worst instance met for one bound: unbatched inputs, both sides, and where it came from.
 
-    `exact` is the second method's value; `piece` names the part of the statement, for example the block `QK`.
+    `exact` is the smaller of two methods' values; `piece` names the part of the statement, for example the block `QK`.
     """
 
     id: str
@@ -187,10 +187,12 @@ def _believe(
         if not abs(second - exact) <= AGREEMENT * max(abs(second), abs(exact)):
             result.rejected += 1
             continue
-        ratio = second / bound if bound > 0 else inf
+        # The smaller of the two: a violation must be one by both methods.
+        smaller = min(second, exact)
+        ratio = smaller / bound if bound > 0 else inf
         believed.setdefault(piece, ratio)
         if result.witness is None:
-            result.witness = Witness(case.id, piece, inputs, second, bound, ratio, budget)
+            result.witness = Witness(case.id, piece, inputs, smaller, bound, ratio, budget)
     result.worst = {piece: believed.get(piece, nan) for piece in comparison.pieces}
 
 
@@ -469,7 +471,8 @@ def recompute(witness: Witness) -> WitnessReport:
         if repaired is not None and witness.piece in repaired.pieces:
             corrected = float(repaired.sides(instances)[1][0, repaired.pieces.index(witness.piece)])
     second = float(case.printed.second(witness.inputs)[column].detach())
-    ratio = second / bound if bound > 0 else inf if second > 0 else nan
+    smaller = min(exact, second)
+    ratio = smaller / bound if bound > 0 else inf if smaller > 0 else nan
     return WitnessReport(witness.id, witness.piece, case.reading, exact, second, bound, ratio, witness.ratio, corrected)
 
 
