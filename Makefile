@@ -8,6 +8,7 @@ PYTHON ?= python3
 PRESET ?= laptop
 CORES ?= all
 VENV := .venv
+PEERS := .venv-bench
 BIN := $(CURDIR)/$(VENV)/bin
 # Quoted where it is used: the clone may lie in a path with spaces.
 STAMP := $(VENV)/.installed
@@ -73,9 +74,23 @@ artifact-page: setup ## write ARTIFACT.md from claims.yaml and expected/
 archive: setup ## pack the run PRESET for a deposit, unpack it elsewhere and verify it there
 	"$(BIN)/python" -m curvature_gap.archive results/$(PRESET)
 
-lock: ## resolve envs/requirements.in into the hash lock (needs uv)
+lock: ## resolve envs/requirements.in and bench.in into the hash locks (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet envs/requirements.in -o envs/requirements.lock
+	@# bench.lock holds only what requirements.lock lacks, at versions that agree with it.
+	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header -c envs/requirements.lock envs/bench.in \
+	| awk '/^[a-z0-9]/ {split($$0, name, "==")} FNR == NR {have[name[1]] = 1; next} !(name[1] in have)' envs/requirements.lock - \
+	> envs/bench.lock.part
+	mv envs/bench.lock.part envs/bench.lock
+
+bench: setup $(PEERS)/.installed ## time exact Hessians beside other programs into results/bench (20 quiet minutes)
+	OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)/$(PEERS)" "$(BIN)/python" -W ignore -m curvature_gap.benchmark --output results/bench
+
+# The peers lie beside the environment, never in it: without their dependencies, which the environment has.
+$(PEERS)/.installed: envs/bench.lock | setup
+	rm -rf $(PEERS)
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $(PEERS) -r envs/bench.lock
+	touch $@
 
 clean: ## remove the environment and all generated results
-	rm -rf $(VENV) .snakemake
+	rm -rf $(VENV) $(PEERS) .snakemake
 	find results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
