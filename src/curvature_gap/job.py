@@ -5,7 +5,9 @@ import logging
 import os
 import platform
 import resource
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 from curvature_gap.files import atomic_path
 
+GRACE_SECONDS = 5
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -34,6 +37,7 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
         force=True,
     )
     log = logging.getLogger(snakemake.rule)
+    end_with_the_run(log)
     device = snakemake.params.get("device", "cpu")
     started, cpu_started = time.perf_counter(), time.process_time()
     try:
@@ -60,6 +64,40 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
         }
         with atomic_path(timing) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def end_with_the_run(log: logging.Logger, poll_seconds: float = 0.5) -> None:
+    """End this process when the Snakemake that started it is gone, killed say: else it would go on writing beside the
+    next run. Where no Snakemake is among the ancestors nothing happens.
+    """
+    import psutil
+
+    try:
+        ancestors = psutil.Process().parents()
+        run = next((p for p in ancestors if "snakemake" in {Path(word).name for word in p.cmdline()[:4]}), None)
+    except psutil.Error:
+        return
+    if run is None:
+        return
+
+    def watch() -> None:
+        try:
+            while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(poll_seconds)
+        except psutil.NoSuchProcess:
+            pass
+        log.error("the Snakemake that started this job is gone; the job ends")
+        # First in a way that lets temporary files go; then by force, out of a long computation.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, _terminated)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _terminated(*_: Any) -> None:
+    raise SystemExit("ended by SIGTERM: the scheduler or the end of the run stopped this job")
 
 
 def set_threads(n: int) -> None:
