@@ -206,11 +206,13 @@ def structure(page: str) -> str:
     """Return the page without what is measured, to compare pages made from different runs."""
     lines = []
     for line in page.splitlines():
-        if line.startswith("<!-- measured"):
-            continue
-        measured = re.sub(r"(?<=\|)\s*(?:<\s)?[\d.]+\s*(?=\|)|(?<=\|)\s*not measured\s*(?=\|)", " # ", line)
-        # Measured values close a claim's line.
-        lines.append(re.sub(r"\|[^|]*\|$", "| # |", measured) if line.startswith("| `") else measured)
+        if re.match(rf"\| ({'|'.join(PRESETS)}) \|", line):
+            # Preset, purpose, budget; the rest of the line is measured.
+            line = "|".join(line.split("|")[:4])
+        elif line.startswith("| `"):
+            # A claim's line ends with compute minutes and the measured value.
+            line = re.sub(r"(?<!\\)\|(?:[^|]|\\\|)*(?<!\\)\|(?:[^|]|\\\|)*\|$", "", line)
+        lines.append(line)
     return "\n".join(lines)
 
 
