@@ -108,6 +108,7 @@ rule precision:
         ENVIRONMENT
     threads: 1
     params:
+        sizes=SETTINGS["theory"]["timing_sizes"],
         lock=LOCK_HASH,
     script:
         "../scripts/precision.py"

@@ -7,4 +7,6 @@ with job(snakemake):
     from curvature_gap.tables import write_table
 
     write_table(precision_table(), snakemake.output.table)
-    write_table(precision_timing(), snakemake.output.times)
+    sizes = snakemake.params.sizes
+    times = precision_timing((sizes["L"], sizes["d_V"], sizes["d_K"], sizes["d_ff"]))
+    write_table(times, snakemake.output.times)
