@@ -173,7 +173,7 @@ def test_a_process_that_dies_or_takes_too_long_gives_a_status():
 
 @pytest.mark.slow
 def test_the_whole_benchmark_in_small(tmp_path):
-    broken = benchmark.in_process_of_its_own("measure", asdict(job("no such method", "none", TINY)), 60)
+    broken = benchmark.in_process_of_its_own("measure", asdict(job("no such method", "none", TINY)), 60.0)
     assert broken["status"].startswith("failed: the process ended with 1: KeyError")
 
     assert benchmark.main(["--quick", "--output", str(tmp_path)]) == 0
