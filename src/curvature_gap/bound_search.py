@@ -117,7 +117,8 @@ def ratios(comparison: Comparison, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def search(case: BoundCase, comparison: Comparison, budget: SearchBudget) -> SearchResult:
     """Look for the largest exact / bound, spreading the budget over the case's sizes."""
-    generator = torch.Generator().manual_seed(budget.seed * 2**32 + crc32(case.id.encode()))
+    # One hash of both: torch seeds its CPU generator with the low 32 bits alone.
+    generator = torch.Generator().manual_seed(crc32(f"{budget.seed} {case.id}".encode()))
     candidates: list[tuple[float, int, dict[str, Tensor]]] = []
     result = SearchResult(worst=dict.fromkeys(comparison.pieces, nan))
     for place, sizes in enumerate(case.sizes):
@@ -127,8 +128,9 @@ def search(case: BoundCase, comparison: Comparison, budget: SearchBudget) -> Sea
         drawn = {name: tensor for name, tensor in draw_instances(sizes, n, generator).items() if name in case.inputs}
         found = _in_chunks(comparison, drawn)
         _collect(candidates, result, comparison, drawn, found)
-        if ascents and budget.steps:
-            climbed = _ascend(comparison, *_starts(drawn, found, ascents, generator), budget.steps)
+        start, columns = _starts(drawn, found, ascents if budget.steps else 0, generator)
+        if len(columns):
+            climbed = _ascend(comparison, start, columns, budget.steps)
             with torch.no_grad():
                 _collect(candidates, result, comparison, climbed, ratios(comparison, climbed))
     _believe(case, comparison, candidates, result, budget)
@@ -155,13 +157,15 @@ def _collect(
     keep: int = 8,
 ) -> None:
     """Record each piece's worst ratio and keep the worst few instances as candidates for the witness."""
+    kept: dict[int, dict[str, Tensor]] = {}
     for column, piece in enumerate(comparison.pieces):
         values = found[:, column]
         order = torch.nan_to_num(values, nan=-inf).argsort(descending=True)[:keep]
         for index in order.tolist():
             ratio = float(values[index])
             if ratio == ratio:
-                candidates.append((ratio, column, {name: tensor[index].clone() for name, tensor in inputs.items()}))
+                instance = kept.setdefault(index, {name: tensor[index].clone() for name, tensor in inputs.items()})
+                candidates.append((ratio, column, instance))
         highest = float(torch.nan_to_num(values, nan=-inf).amax())
         if highest > -inf and not highest <= result.worst[piece]:
             result.worst[piece] = highest
@@ -176,14 +180,14 @@ def _believe(
 ) -> None:
     """Set the witness: the worst candidate whose exact side a second method confirms; and clear spoilt maxima."""
     believed: dict[str, float] = {}
+    both: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # an instance is a candidate for several pieces
     for _claimed, column, inputs in sorted(candidates, key=lambda c: -c[0]):
         piece = comparison.pieces[column]
         if piece in believed and (result.witness is not None):
             continue
-        batched = {name: tensor[None] for name, tensor in inputs.items()}
-        with torch.no_grad():
-            exact, bound = (float(side[0, column]) for side in comparison.sides(Instances(batched)))
-        second = float(comparison.second(inputs)[column].detach())
+        if id(inputs) not in both:
+            both[id(inputs)] = _both_methods(comparison, inputs)
+        exact, bound, second = (float(values[column]) for values in both[id(inputs)])
         if not abs(second - exact) <= AGREEMENT * max(abs(second), abs(exact)):
             result.rejected += 1
             continue
@@ -194,6 +198,13 @@ def _believe(
         if result.witness is None:
             result.witness = Witness(case.id, piece, inputs, smaller, bound, ratio, budget)
     result.worst = {piece: believed.get(piece, nan) for piece in comparison.pieces}
+
+
+@torch.no_grad()
+def _both_methods(comparison: Comparison, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the exact side, the bound and the exact side by the second method of one instance, piece by piece."""
+    exact, bound = comparison.sides(Instances({name: tensor[None] for name, tensor in inputs.items()}))
+    return exact[0], bound[0], torch.stack(list(comparison.second(inputs)))
 
 
 def _starts(drawn: Draw, found: Tensor, ascents: int, generator: torch.Generator) -> tuple[Draw, Tensor]:
@@ -219,8 +230,6 @@ def _ascend(comparison: Comparison, start: Draw, columns: Tensor, steps: int) ->
     or infinity) are climbed along τ. Tensors that start at zero stay zero, so a zero residual stays one.
     """
     best = {name: tensor.clone() for name, tensor in start.items()}
-    if len(columns) == 0:
-        return best
     size = {name: t.square().mean(dim=(-2, -1), keepdim=True).sqrt() for name, t in start.items()}
     shape = {name: (t / torch.where(size[name] > 0, size[name], 1)).requires_grad_() for name, t in start.items()}
     scale = {name: torch.zeros_like(s).requires_grad_() for name, s in size.items()}
@@ -463,14 +472,10 @@ def recompute(witness: Witness) -> WitnessReport:
     """Evaluate both sides of the witness's bound anew, by both methods."""
     case = BOUND_CASES[witness.id]
     column = case.printed.pieces.index(witness.piece)
-    with torch.no_grad():
-        instances = Instances({name: tensor[None] for name, tensor in witness.inputs.items()})
-        exact, bound = (float(side[0, column]) for side in case.printed.sides(instances))
-        repaired = case.corrected
-        corrected = nan
-        if repaired is not None and witness.piece in repaired.pieces:
-            corrected = float(repaired.sides(instances)[1][0, repaired.pieces.index(witness.piece)])
-    second = float(case.printed.second(witness.inputs)[column].detach())
+    exact, bound, second = (float(values[column]) for values in _both_methods(case.printed, witness.inputs))
+    repaired, corrected = case.corrected, nan
+    if repaired is not None and witness.piece in repaired.pieces:
+        corrected = float(_both_methods(repaired, witness.inputs)[1][repaired.pieces.index(witness.piece)])
     smaller = min(exact, second)
     ratio = smaller / bound if bound > 0 else inf if smaller > 0 else nan
     return WitnessReport(witness.id, witness.piece, case.reading, exact, second, bound, ratio, witness.ratio, corrected)

@@ -22,7 +22,7 @@ from curvature_gap.theory.landscape import (
 )
 from curvature_gap.theory.printed_bounds import attention_blocks_main, attention_hessian_bound, norms_of
 
-N_MODELS = 300
+N_MODELS = 100
 
 
 def random_quadratic_model(generator: torch.Generator, a1: bool) -> tuple[QuadraticModel, Tensor]:
