@@ -298,7 +298,7 @@ def _check_case(case: BoundCase, budget: SearchBudget, found: Found) -> Checked:
         as_printed="violated" if violated else "holds",
         corrected=verdict,  # type: ignore[arg-type]
         worst_ratio=printed.ratio,
-        witness=f"witnesses/{case.id}.npz" if printed.witness is not None else "",
+        witness=f"{case.id}.npz" if printed.witness is not None else "",
         n_cases=budget.instances + budget.ascents * budget.steps,
         note="; ".join(notes),
     )
