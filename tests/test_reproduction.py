@@ -203,7 +203,7 @@ def test_a_heavy_figure_is_printed_from_a_light_copy(run):
     (figures / "fig01.pdf").write_bytes(b"x")
     assert light(figures / "fig01.pdf") == figures / "fig01.pdf"
     copy = light(figures / "fig03.pdf")
-    assert copy == run / "report/figures/fig03.png"
+    assert copy == run / "report/figures/fig03.jpg"
     with Image.open(copy) as picture:
         assert picture.size == (660, 467)
 
