@@ -239,7 +239,7 @@ def light(image: Path) -> Path:
         colour = picture.convert("RGB")
         width = round(COLUMN * DPI)
         colour = colour.resize((width, round(colour.height * width / colour.width)), Image.Resampling.LANCZOS)
-        colour.save(temporary, quality=85, subsampling=0, optimize=True)
+        colour.save(temporary, quality=85, subsampling=0)
     return small
 
 
