@@ -11,6 +11,7 @@ from curvature_gap.provenance import sha256
 from curvature_gap.reproduction import (
     below,
     block_rows,
+    bound_rows,
     certificate_facts,
     certificate_rows,
     claim_rows,
@@ -228,6 +229,21 @@ def test_spread_is_mean_and_standard_deviation_over_seeds(run):
     assert spread([float("nan")]) == "–"
     (row,) = block_rows(run)
     assert row["init_spectral"] == "1.5 ± 0.71"
+
+
+def test_bounds_are_ranges_over_seeds_of_whole_hessians(run):
+    ratios = {"exact": 2.0, "ratio_printed_main": "", "ratio_tight_data": 1.0}
+    rows = [
+        {"run": f"theory_block_small_seed{seed}", "stage": "init", "seed": seed, "block": block}
+        | ratios
+        | {"ratio_corrected": 10.0 + seed}
+        for seed in (0, 1)
+        for block in ("W_Q:W_Q", "total")
+    ]
+    write_table(rows, run / "tables/bounds.csv")
+    (row,) = bound_rows(run)
+    assert (row["run"], row["n"], row["exact"], row["corrected"]) == ("theory block small", "2", "2", "10 to 11")
+    assert (row["printed_main"], row["printed_appendix"], row["tight_data"]) == ("–", "–", "1")
 
 
 def test_times_are_summed_by_rule(run):

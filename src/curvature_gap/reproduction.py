@@ -39,6 +39,8 @@ TITLES = {
     "tab02_norm_inequalities": "Table 2 of the paper: each constant of the norm table with the ratio it attains",
     "accuracies": "Accuracy and loss of the trained models",
     "bounds": "Exact norms and bounds",
+    "bound_validation": "Whether a tight bound was ever below the exact norm: random instances and ascents",
+    "bound_baselines": "What other bounds and Lanczos give beside the tight ones",
     "precision": "Closed forms against automatic differentiation: relative errors",
     "precision_timing": "Closed forms against automatic differentiation: times",
     "increment_fits": "Slopes of the loss increments",
@@ -382,14 +384,26 @@ def narrowed(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[
 
 
 def bound_rows(results: Path) -> list[dict[str, str]]:
-    """Return the exact norm of each whole Hessian in bounds.csv (block `total`), and its bounds as ratios to it."""
+    """Return, by setting and stage, exact norms of whole Hessians and bound / exact as ranges over seeds."""
     columns = ("printed_main", "printed_appendix", "corrected", "tight_apriori", "tight_data")
-    rows = [row for row in read_rows(results / "tables/bounds.csv") if row["block"] == "total"]
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in read_rows(results / "tables/bounds.csv"):
+        if row["block"] == "total":
+            groups.setdefault((re.sub(r"_seed\d+", "", row["run"]), row["stage"]), []).append(row)
     return [
-        {"run": row["run"], "stage": row["stage"], "seed": row["seed"], "exact": shown(row["exact"])}
-        | {column: shown(row.get(f"ratio_{column}", "")) for column in columns}
-        for row in rows
+        {"run": run.replace("_", " "), "stage": stage, "n": str(len(rows)), "exact": span(rows, "exact")}
+        | {column: span(rows, f"ratio_{column}") for column in columns}
+        for (run, stage), rows in groups.items()
     ]
+
+
+def span(rows: Iterable[Mapping[str, str]], column: str) -> str:
+    """Return the smallest and the largest value of a column to three digits."""
+    values = sorted(value for row in rows if not math.isnan(value := number(row.get(column, ""))))
+    if not values:
+        return "–"
+    low, high = (shown(float(f"{value:.3g}")) for value in (values[0], values[-1]))
+    return low if low == high else f"{low} to {high}"
 
 
 def report_data(

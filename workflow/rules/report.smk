@@ -72,7 +72,6 @@ rule reproduction_report:
     resources:
         mem_mb=1500,
     params:
-        results=RESULTS,
         expected=f"expected/{PRESET}",
         benchmarks="expected/bench/benchmarks.csv",
         figures=figure_records(),
@@ -95,7 +94,6 @@ rule artifact_page:
     conda:
         ENVIRONMENT
     params:
-        results=RESULTS,
         preset=PRESET,
     script:
         "../scripts/artifact.py"

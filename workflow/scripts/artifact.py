@@ -10,7 +10,7 @@ with job(snakemake):
     from curvature_gap.files import atomic_path
 
     preset = snakemake.params.preset
-    runs = {preset: measured_run(Path(snakemake.params.results), preset)}
+    runs = {preset: measured_run(Path(snakemake.input.claims).parent, preset)}
     page = render(
         read_claims(Path(snakemake.input.claims_source)), runs, chosen=preset, template=Path(snakemake.input.template)
     )

@@ -12,7 +12,7 @@ with job(snakemake):
     # Figures too heavy to print as they are get a light copy here.
     Path(snakemake.output.figures).mkdir(parents=True, exist_ok=True)
     data = report_data(
-        Path(snakemake.params.results),
+        Path(snakemake.input.claims).parent,
         snakemake.params.figures,
         Path(snakemake.input.claims_source),
         Path(snakemake.params.expected),
