@@ -402,7 +402,7 @@ def span(rows: Iterable[Mapping[str, str]], column: str) -> str:
     values = sorted(value for row in rows if not math.isnan(value := number(row.get(column, ""))))
     if not values:
         return "–"
-    low, high = (shown(float(f"{value:.3g}")) for value in (values[0], values[-1]))
+    low, high = (powers(f"{value:.3g}") for value in (values[0], values[-1]))
     return low if low == high else f"{low} to {high}"
 
 
