@@ -5,12 +5,15 @@ import logging
 import os
 import platform
 import resource
+import shlex
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,8 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
         log.exception("failed")
         last = traceback.format_exception_only(error)[-1].strip()
         print(f"{snakemake.rule}: {last}\n  full log: {log_path}", file=sys.stderr)
+        for path in damaged_archives(snakemake.input):
+            print(f"  {path} is damaged: delete it (rm {shlex.quote(path)}) and run again", file=sys.stderr)
         sys.exit(1)
     timing = snakemake.output.get("timing")
     if timing:
@@ -64,6 +69,21 @@ def job(snakemake: Any) -> Iterator[logging.Logger]:
         }
         with atomic_path(timing) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def damaged_archives(paths: Iterable[str]) -> list[str]:
+    """Return the npz files that are no intact archives: what a job failed of, when it failed of reading its inputs."""
+    damaged = []
+    for path in paths:
+        if path.endswith(".npz") and Path(path).is_file():
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    whole = archive.testzip() is None
+            except (zipfile.BadZipFile, OSError, EOFError, ValueError, zlib.error):
+                whole = False
+            if not whole:
+                damaged.append(path)
+    return damaged
 
 
 def end_with_the_run(log: logging.Logger, poll_seconds: float = 0.5) -> None:
