@@ -11,6 +11,7 @@ TARGETS = []  # what `all` asks for; each file below adds its own
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/functions.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/hessian.smk"

@@ -1,4 +1,4 @@
-"""Exact Hessians of transformers, and the statements of "Closing the Curvature Gap" (arXiv 2510.16927) checked one by one.
+"""Exact Hessians of transformers; the statements of "Closing the Curvature Gap" (arXiv 2510.16927), checked.
 
 Notation. A letter means one thing per file; this table settles the clashes.
 

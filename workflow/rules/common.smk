@@ -73,8 +73,8 @@ def dataset_of(run):
 
 
 def timing(rule_name, *wildcards):
-    return "/".join([RESULTS, "timings", rule_name, *wildcards]) + ".json"
+    return f"{Path(RESULTS, 'timings', rule_name, *wildcards)}.json"
 
 
 def log_file(rule_name, *wildcards):
-    return "/".join([RESULTS, "logs", rule_name, *wildcards]) + ".log"
+    return f"{Path(RESULTS, 'logs', rule_name, *wildcards)}.log"

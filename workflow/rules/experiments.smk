@@ -1,32 +1,5 @@
 """What is measured on trained models: dynamics, loss increments, A1, seeds, spectra, curvature against data."""
 
-
-def having(section):
-    return [name for name in DATASETS if section in DATASETS[name]]
-
-
-def runs_of(section, dataset):
-    return [f"{dataset}_seed{seed}" for seed in DATASETS[dataset][section]["seeds"]]
-
-
-def runs_having(section):
-    return [run for name in having(section) for run in runs_of(section, name)]
-
-
-def seed_of(wildcards):
-    return int(wildcards.run.split("_seed")[1])
-
-
-def step_stage(step):
-    return f"step_{step:05d}"
-
-
-def dynamics_steps(dataset):
-    """Every stored step, both ends included."""
-    training = DATASETS[dataset]["training"]
-    return [0, *training.get("checkpoint_steps", []), training["steps"]]
-
-
 DYNAMICS_RUNS = [run for name in having("dynamics") for run in runs(name)]
 
 for name in having("dynamics"):
@@ -141,12 +114,6 @@ INCREMENT_TABLES = {
     "a1_fits": "assumption_a1_fits",
     "sample_size": "sample_size",
 }
-
-
-def increment_parts(suffix):
-    return expand(
-        f"{RESULTS}/increments/{{run}}{suffix}", run=runs_having("increments")
-    )
 
 
 rule increment_tables:
@@ -302,13 +269,6 @@ rule curvature_vs_data:
         lock=LOCK_HASH,
     script:
         "../scripts/curvature_vs_data.py"
-
-
-def nested_training(dataset):
-    """The dataset's own training, with other steps and no checkpoints between."""
-    left_out = ("n_train", "threads", "checkpoint_steps", "evaluate_every")
-    own = {k: v for k, v in DATASETS[dataset]["training"].items() if k not in left_out}
-    return own | {"steps": DATASETS[dataset]["curvature_vs_data"]["steps"]}
 
 
 rule curvature_exponents:

@@ -8,89 +8,6 @@ PAPER = "Figures of the paper"
 BEYOND = "Beyond the paper"
 
 
-def figure_entry(notebook, category, title, parameters=None, **inputs):
-    return {
-        "notebook": f"notebooks/{notebook}.ipynb",
-        "category": category,
-        "title": title,
-        "inputs": inputs,
-        "parameters": {"preset": PRESET, **(parameters or {})},
-    }
-
-
-def dataset_record(dataset):
-    return f"{RESULTS}/data/{dataset}.json"
-
-
-def metrics(dataset):
-    return [f"{RESULTS}/metrics/{run}.csv" for run in runs(dataset)]
-
-
-def hessian_entries(dataset, init, trained):
-    """Return the two heat maps of a dataset's first seed, under these names."""
-    run = runs(dataset)[0]
-    about = {"data": dataset_record(dataset), "metrics": f"{RESULTS}/metrics/{run}.csv"}
-    category = PAPER if dataset == "mnist" else BEYOND
-    settings = {"run": run, "batch_size": DATASETS[dataset]["hessian"]["batch_size"]}
-    return {
-        init: figure_entry(
-            "fig03",
-            category,
-            f"Hessian entries at initialisation ({dataset})",
-            settings,
-            hessian=hessian(run, "init"),
-            data=about["data"],
-        ),
-        trained: figure_entry(
-            "fig04",
-            category,
-            f"Hessian entries after training ({dataset})",
-            settings,
-            hessian=hessian(run, "trained"),
-            **about,
-        ),
-    }
-
-
-def table(name):
-    return f"{RESULTS}/tables/{name}.csv"
-
-
-def steps_shown():
-    """Return up to four of the first 1000 steps, evenly chosen among those with a whole Hessian."""
-    steps = sorted(
-        step
-        for step in [0, *DATASETS["mnist"]["dynamics"]["whole_steps"]]
-        if step <= 1000
-    )
-    return (
-        [steps[round(i * (len(steps) - 1) / 3)] for i in range(4)]
-        if len(steps) > 4
-        else steps
-    )
-
-
-def first_steps(notebook, what):
-    """Return one of FIG-7 to FIG-11, of the first MNIST run."""
-    run = runs("mnist")[0]
-    steps = steps_shown()
-    stage = {step: step_stage(step) if step else "init" for step in steps}
-    return figure_entry(
-        notebook,
-        PAPER,
-        f"{what} during the first 1000 training steps",
-        {
-            "run": run,
-            "steps": steps,
-            "batch_size": DATASETS["mnist"]["hessian"]["batch_size"],
-        },
-        dynamics=table("dynamics"),
-        checkpoints=[checkpoint(run, stage[step]) for step in steps],
-        hessians=[hessian(run, stage[step]) for step in steps],
-        data=dataset_record("mnist"),
-    )
-
-
 FIGURES = {
     "fig01": figure_entry(
         "fig01", PAPER, "Overview: the loss gap and the curvature of a block"
@@ -220,21 +137,6 @@ if (ROOT / BENCHMARKS).is_file():
         BEYOND,
         "How long an exact Hessian takes",
         benchmarks=BENCHMARKS,
-    )
-
-
-def figure_of(wildcards):
-    return FIGURES[wildcards.figure]
-
-
-def figure_code(wildcards):
-    """Return the package files that a notebook imports, and those that run it."""
-    notebook = ROOT / figure_of(wildcards)["notebook"]
-    return sorted(
-        {
-            *workflow_support.package_files(notebook, ROOT / "src", start=ROOT),
-            *code("figure"),
-        }
     )
 
 

@@ -4,24 +4,6 @@ HESSIAN_DATASETS = [name for name in DATASETS if "hessian" in DATASETS[name]]
 HESSIAN_RUNS = [run for name in HESSIAN_DATASETS for run in runs(name)]
 
 
-def hessian(run, stage):
-    return f"{RESULTS}/hessians/{run}/{stage}.npz"
-
-
-def hessian_settings(wildcards):
-    return DATASETS[dataset_of(wildcards.run)]["hessian"]
-
-
-def hessian_batch(wildcards):
-    """The subset whose first images are the fixed batch: the same batch for every seed of the model."""
-    dataset = dataset_of(wildcards.run)
-    return f"{RESULTS}/subsets/{dataset}_seed{DATASETS[dataset]['hessian']['batch_seed']}.npz"
-
-
-def dataset_file(wildcards):
-    return f"{RESULTS}/data/{dataset_of(wildcards.run)}.npz"
-
-
 rule exact_hessian:
     """Both stages of a run in one job: importing torch costs more than a small Hessian."""
     input:

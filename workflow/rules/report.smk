@@ -8,31 +8,6 @@ REPORT_SOURCES = [
 ]
 
 
-def figure_records():
-    """What the report says of each figure's origin, by name."""
-    return {
-        name: {
-            "title": entry["title"],
-            "category": entry["category"],
-            "notebook": entry["notebook"],
-            "code": figure_code(FigureName(name)),
-            "inputs": [
-                path
-                for inputs in entry["inputs"].values()
-                for path in ([inputs] if isinstance(inputs, str) else inputs)
-            ],
-        }
-        for name, entry in FIGURES.items()
-    }
-
-
-class FigureName:
-    """Stands for the wildcards of the rule `figure`."""
-
-    def __init__(self, figure):
-        self.figure = figure
-
-
 rule errata:
     """Printed, corrected, reason and the witness of this run, one row an erratum."""
     input:

@@ -12,50 +12,7 @@ TILES = f"{RESULTS}/tiles/{{run}}/{{stage}}"
 MEGABYTE = 10**6
 
 
-def tile_settings(wildcards):
-    return DATASETS[dataset_of(wildcards.run)]["tiles"]
-
-
-def tile_bytes(dataset):
-    """Return the limits of one tile and of one job, in bytes."""
-    tiles = DATASETS[dataset]["tiles"]
-    return {
-        "tile_bytes": int(tiles["tile_mb"] * MEGABYTE),
-        "job_bytes": int(tiles["job_mb"] * MEGABYTE),
-    }
-
-
-def n_tile_jobs(dataset):
-    """Return the number of jobs, from sizes alone: torch is not imported to plan."""
-    architecture = Architecture(**DATASETS[dataset]["architecture"])
-    try:
-        return plan(architecture, **tile_bytes(dataset))[-1].job + 1
-    except ValueError as error:
-        raise WorkflowError(f"datasets.{dataset}.tiles.tile_mb is too small: {error}")
-
-
 N_TILE_JOBS = {name: n_tile_jobs(name) for name in TILED}
-
-
-def tile_records(wildcards):
-    return [
-        f"{RESULTS}/tiles/{wildcards.run}/{wildcards.stage}/jobs/{job:04d}.json"
-        for job in range(N_TILE_JOBS[dataset_of(wildcards.run)])
-    ]
-
-
-def tile_batch(wildcards):
-    dataset = dataset_of(wildcards.run)
-    return f"{RESULTS}/subsets/{dataset}_seed{DATASETS[dataset]['tiles']['batch_seed']}.npz"
-
-
-def tile_architecture(wildcards):
-    return DATASETS[dataset_of(wildcards.run)]["architecture"]
-
-
-def tile_memory(wildcards):
-    """A job's tiles twice, and torch with the engine's work space."""
-    return int(2 * tile_settings(wildcards)["job_mb"]) + 2000
 
 
 rule tile_manifest:
@@ -107,7 +64,7 @@ rule tile_job:
         job=lambda wildcards: int(wildcards.job),
         architecture=tile_architecture,
         batch_size=lambda wildcards: tile_settings(wildcards)["batch_size"],
-        entries=lambda wildcards: TILES.format(**wildcards) + "/entries",
+        entries=lambda wildcards: f"{TILES.format(**wildcards)}/entries",
         device=DEVICE,
     script:
         "../scripts/tile_job.py"
@@ -136,7 +93,7 @@ rule gather_tiles:
     params:
         architecture=tile_architecture,
         batch_size=lambda wildcards: tile_settings(wildcards)["batch_size"],
-        entries=lambda wildcards: TILES.format(**wildcards) + "/entries",
+        entries=lambda wildcards: f"{TILES.format(**wildcards)}/entries",
     script:
         "../scripts/gather_tiles.py"
 

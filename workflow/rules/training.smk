@@ -1,15 +1,5 @@
 """Training: one job a run, one rule a dataset, because a rule names its checkpoints."""
 
-
-def stages(dataset):
-    steps = DATASETS[dataset]["training"].get("checkpoint_steps", [])
-    return ["init", *(f"step_{step:05d}" for step in steps), "trained"]
-
-
-def checkpoint(run, stage):
-    return f"{RESULTS}/checkpoints/{run}/{stage}.safetensors"
-
-
 for name in DATASETS:
 
     rule:

@@ -41,7 +41,7 @@ rule claims:
         ENVIRONMENT
     params:
         preset=PRESET,
-        results=RESULTS,
+        results=lambda wildcards: RESULTS,
     script:
         "../scripts/claims.py"
 
@@ -61,7 +61,7 @@ rule provenance:
     conda:
         ENVIRONMENT
     params:
-        results=RESULTS,
+        results=lambda wildcards: RESULTS,
         settings=SETTINGS,
         device=DEVICE,
         lock=LOCK_HASH,
@@ -80,7 +80,7 @@ rule verify:
     conda:
         ENVIRONMENT
     params:
-        results=RESULTS,
+        results=lambda wildcards: RESULTS,
         expected=f"expected/{PRESET}",
     script:
         "../scripts/verify.py"
@@ -103,7 +103,7 @@ for claim in CLAIMS:
         params:
             id=claim.id,
             preset=PRESET,
-            results=RESULTS,
+            results=lambda wildcards: RESULTS,
         script:
             "../scripts/claim.py"
 
