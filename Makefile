@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper artifact-page test check smoke lint format types lock bench verify archive clean
+.PHONY: help setup reproduce paper artifact-page test check smoke lint format types lock bench expected verify archive clean
 
 PYTHON ?= python3
 PRESET ?= laptop
@@ -63,6 +63,9 @@ format: setup ## format Python and Snakemake files
 
 verify: setup ## decide every claim of the run PRESET; non-zero exit when one fails
 	$(SNAKEMAKE) --config preset=$(PRESET) --quiet -- verify
+
+expected: setup ## make the finished run PRESET the committed reference
+	"$(BIN)/python" -m curvature_gap.reference $(PRESET)
 
 paper: setup ## copy the report of the run PRESET to paper/reproduction.pdf
 	$(SNAKEMAKE) --config preset=$(PRESET) -- results/$(PRESET)/report/reproduction.pdf

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from curvature_gap.provenance import sha256
-from curvature_gap.reference import compare_with_reference, differences
+from curvature_gap.reference import compare_with_reference, differences, store_reference
 
 RECORD = {
     "versions": {"torch": "2.14.1"},
@@ -98,3 +98,17 @@ def test_a_missing_table_is_a_fault(pair):
     record = json.loads((root / "run/provenance.json").read_text()) | {"tables": {}}
     (root / "run/provenance.json").write_text(json.dumps(record))
     assert compare(root)["tables"] == {"block_norms.csv": "missing"}
+
+
+def test_a_stored_run_agrees_with_itself(pair):
+    root, _, _ = pair
+    (root / "run/claims.csv").write_text("id\n")
+    (root / "run/tables/large.csv").write_text("x\n" * 1000)
+    stored = store_reference(root / "run", root / "expected", largest=1000)
+    assert [path.name for path in stored] == ["provenance.json", "claims.csv", "block_norms.csv"]
+    assert compare(root)["agrees"]
+
+
+def test_an_unfinished_run_is_no_reference(tmp_path):
+    with pytest.raises(FileNotFoundError, match="finish the run first"):
+        store_reference(tmp_path, tmp_path / "expected")

@@ -1,6 +1,8 @@
 """A run against the committed reference: exact on the same machine type, within stated tolerances elsewhere."""
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,32 @@ def _trained_rows(reference: Any, table: str) -> Any:
     if "step" in reference:
         return reference["step"] > 0
     return pd.Series(False, index=reference.index)
+
+
+def store_reference(results: Path, expected: Path, largest: int = 400_000) -> list[Path]:
+    """Copy a finished run's record, claims and tables to expected/<preset>; larger tables stand there as hashes only.
+
+    Args:
+        results: results/<preset>.
+        expected: expected/<preset>, replaced.
+        largest: Bytes of the largest table that is copied.
+
+    Raises:
+        FileNotFoundError: If the run is not finished.
+    """
+    if not (results / "provenance.json").is_file():
+        raise FileNotFoundError(f"{results}/provenance.json does not exist; finish the run first.")
+    shutil.rmtree(expected, ignore_errors=True)
+    (expected / "tables").mkdir(parents=True)
+    tables = [path for path in sorted((results / "tables").glob("*.csv")) if path.stat().st_size <= largest]
+    stored = []
+    for source in [results / "provenance.json", results / "claims.csv", *tables]:
+        stored.append(expected / source.relative_to(results))
+        shutil.copyfile(source, stored[-1])
+    return stored
+
+
+if __name__ == "__main__":
+    preset = sys.argv[1]
+    for path in store_reference(Path("results") / preset, Path("expected") / preset):
+        print(path)
