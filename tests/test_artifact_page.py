@@ -57,7 +57,8 @@ def test_structure_sees_a_changed_claim_and_not_a_changed_time():
 def test_every_claim_stands_on_the_page_with_its_command(run):
     page = render(CLAIMS, {"smoke": run}, "smoke", TEMPLATE)
     for claim in CLAIMS:
-        assert f"| `{claim.id}` |" in page
+        name = f"`{claim.id}`" if claim.supported else claim.id
+        assert f"| {name} |" in page
     assert "claim_FIG-3" in page
 
 
