@@ -101,7 +101,7 @@ def test_bad_models(images):
 class RandomModel(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(16, 3))
+        self.weight = nn.Parameter(torch.arange(48.0).reshape(16, 3) / 48)
 
     def forward(self, x):
         return nn.functional.dropout(x.flatten(1), 0.5) @ self.weight

@@ -69,6 +69,7 @@ def test_cells_are_short_and_begin_with_what_is_seen(path):
 
 
 def test_every_figure_of_the_workflow_has_its_notebook_and_every_notebook_a_figure():
-    table = (ROOT / "workflow/rules/figures.smk").read_text(encoding="utf-8")
+    rules = ROOT / "workflow/rules"
+    table = "".join((rules / name).read_text(encoding="utf-8") for name in ("figures.smk", "functions.smk"))
     named = set(re.findall(r"(?:figure_entry|first_steps)\(\s*\"(\w+)\"", table))
     assert named == {path.stem for path in NOTEBOOKS}
