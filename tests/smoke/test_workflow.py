@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ pytestmark = [pytest.mark.smoke, pytest.mark.timeout(1500)]
 @pytest.fixture
 def results(clone):
     return clone.root / "results" / "smoke"
+
+
+def planned_rules(plan):
+    """The rules that a dry run announces, with repetitions."""
+    return re.findall(r"^(?:local)?rule (\w+):", plan, re.MULTILINE)
 
 
 def rows(path):
@@ -94,25 +100,23 @@ def test_an_edited_notebook_redraws_one_figure(clone, edited):
     edited("notebooks/fig05.ipynb", "FIG-5", "FIG-5,")
     plan = clone.planned()
     assert "notebooks/fig05.ipynb" in plan
-    assert plan.count("\nrule figure:") == 1
-    assert "rule train" not in plan
-    assert "rule exact_hessian" not in plan
+    rules = planned_rules(plan)
+    assert rules.count("figure") == 1
+    assert not {"train_mnist", "exact_hessian", "dataset_mnist", "identities"} & set(rules)
 
 
 def test_an_edited_theorem_trains_nothing(clone, edited):
     edited("src/curvature_gap/theory/layer_norm.py", '"""', '""" ')
-    plan = clone.planned()
-    assert "rule identities" in plan
-    assert "rule train" not in plan
-    assert "rule exact_hessian" not in plan
+    rules = planned_rules(clone.planned())
+    assert "identities" in rules
+    assert not {"train_mnist", "exact_hessian", "dataset_mnist", "dynamics_mnist"} & set(rules)
 
 
 def test_an_edited_model_trains_again(clone, edited):
     edited("src/curvature_gap/vit.py", '"""The vision transformer', '""" The vision transformer')
-    plan = clone.planned()
-    assert "rule train_mnist" in plan
-    assert "rule exact_hessian" in plan
-    assert "rule dataset_mnist" not in plan
+    rules = planned_rules(clone.planned())
+    assert {"train_mnist", "exact_hessian"} <= set(rules)
+    assert "dataset_mnist" not in rules
 
 
 def test_a_misspelt_key_stops_before_any_job(clone, edited):
@@ -132,9 +136,7 @@ def test_a_failing_notebook_keeps_its_traceback_and_yields_no_figure(clone, edit
     done = clone.snakemake("results/smoke/figures/fig01.pdf", check=False)
     assert done.returncode != 0
     assert not (results / "figures/fig01.pdf").exists()
-    assert "drawn wrong" in (results / "notebooks/fig01.ipynb").read_text(encoding="utf-8") or any(
-        "drawn wrong" in p.read_text(encoding="utf-8") for p in (results / "notebooks").glob("*fig01*")
-    )
+    assert "drawn wrong" in (results / "notebooks/fig01.failed.ipynb").read_text(encoding="utf-8")
     edited("notebooks/fig01.ipynb", "style.use(); raise RuntimeError('drawn wrong')", "style.use()")
     clone.snakemake()
     assert (results / "figures/fig01.pdf").read_bytes() == before

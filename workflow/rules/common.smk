@@ -54,14 +54,14 @@ wildcard_constraints:
 
 
 def code(script):
-    """Return the package files that a script of workflow/scripts imports, directly or not.
+    """Return a script of workflow/scripts and the package files it imports, directly or not.
 
-    Snakemake tracks a rule's script but not what the script imports; as inputs, an edited theorem reruns its checks
-    and leaves the models alone.
+    Snakemake tracks neither what a script imports nor, beyond its date, the script itself; as inputs, compared by
+    content, an edited theorem reruns its checks and leaves the models alone, and a touched file reruns nothing.
     """
-    return workflow_support.package_files(
-        ROOT / "workflow/scripts" / f"{script}.py", ROOT / "src", start=ROOT
-    )
+    path = ROOT / "workflow/scripts" / f"{script}.py"
+    files = workflow_support.package_files(path, ROOT / "src", start=ROOT)
+    return [f"workflow/scripts/{script}.py", *files]
 
 
 def runs(dataset):
