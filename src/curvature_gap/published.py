@@ -25,21 +25,21 @@ def published_comparison(block_norms: Path, published: Path) -> list[dict[str, A
 
     ours = pd.read_csv(block_norms)
     ours = ours[(ours["stage"] == "init") & ours["run"].str.fullmatch(r"mnist_seed\d+")]
-    by_pair = ours.groupby(["row", "column"])["mean_log10_abs"].agg(["mean", "std", "count"])
+    by_pair = {pair: group["mean_log10_abs"] for pair, group in ours.groupby(["row", "column"])}
     rows = []
-    for pair in pd.read_csv(published).itertuples():
-        if (pair.row, pair.column) not in by_pair.index:
-            raise ValueError(f"{block_norms} has no row for the block pair ({pair.row}, {pair.column}) at init.")
-        found = by_pair.loc[(pair.row, pair.column)]
+    for line in pd.read_csv(published).to_dict("records"):
+        found = by_pair.get((line["row"], line["column"]))
+        if found is None:
+            raise ValueError(f"{block_norms} has no row for the block pair ({line['row']}, {line['column']}) at init.")
         rows.append(
             {
-                "row": pair.row,
-                "column": pair.column,
-                "published": pair.mean_log10_abs,
-                "mean": float(found["mean"]),
-                "sd": float(found["std"]),
-                "n_seeds": int(found["count"]),
-                "deviation": float(found["mean"] - pair.mean_log10_abs),
+                "row": line["row"],
+                "column": line["column"],
+                "published": line["mean_log10_abs"],
+                "mean": float(found.mean()),
+                "sd": float(found.std()),
+                "n_seeds": len(found),
+                "deviation": float(found.mean() - line["mean_log10_abs"]),
             }
         )
     return rows
