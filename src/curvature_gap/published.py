@@ -25,7 +25,7 @@ def published_comparison(block_norms: Path, published: Path) -> list[dict[str, A
 
     ours = pd.read_csv(block_norms)
     ours = ours[(ours["stage"] == "init") & ours["run"].str.fullmatch(r"mnist_seed\d+")]
-    by_pair = {pair: group["mean_log10_abs"] for pair, group in ours.groupby(["row", "column"])}
+    by_pair = ours.groupby(["row", "column"])["mean_log10_abs"].agg(["mean", "std", "count"]).to_dict("index")
     rows = []
     for line in pd.read_csv(published).to_dict("records"):
         found = by_pair.get((line["row"], line["column"]))
@@ -36,10 +36,10 @@ def published_comparison(block_norms: Path, published: Path) -> list[dict[str, A
                 "row": line["row"],
                 "column": line["column"],
                 "published": line["mean_log10_abs"],
-                "mean": float(found.mean()),
-                "sd": float(found.std()),
-                "n_seeds": len(found),
-                "deviation": float(found.mean() - line["mean_log10_abs"]),
+                "mean": float(found["mean"]),
+                "sd": float(found["std"]),
+                "n_seeds": int(found["count"]),
+                "deviation": float(found["mean"] - line["mean_log10_abs"]),
             }
         )
     return rows
