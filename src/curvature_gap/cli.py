@@ -5,7 +5,9 @@ Exit status: 0 done, 1 a check failed, 2 bad input. Every command takes `--json`
 
 import argparse
 import json
+import math
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,41 @@ class BadInputError(ValueError):
     """What the user gave cannot be used; the message says what to do."""
 
 
+class CheckFailedError(ValueError):
+    """A result that failed its own check; the message names the check."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     options = parser().parse_args(arguments)
     try:
         result, status = options.run(options)
-    except (BadInputError, FileNotFoundError, KeyError, ValueError, TypeError, MemoryError) as error:
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"curvature-gap {options.command}: {message}", file=sys.stderr)
-        return BAD_INPUT
+    except (OSError, KeyError, ValueError, TypeError, MemoryError, ModuleNotFoundError) as error:
+        print(f"curvature-gap {options.command}: {explained(error)}", file=sys.stderr)
+        return CHECK_FAILED if isinstance(error, CheckFailedError) else BAD_INPUT
     if options.json:
-        print(json.dumps(result, indent=1, default=str))
+        print(json.dumps(strict(result), indent=1, default=str, allow_nan=False))
     else:
         print(as_text(result))
     return int(status)
+
+
+def explained(error: Exception) -> str:
+    """Return an error in one sentence, with what to do where the message alone does not say it."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is not installed; pip install 'curvature-gap[pipeline]' brings all."
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    return str(error)
+
+
+def strict(result: Any) -> Any:
+    """Return a result as JSON can hold it: what is not finite becomes null."""
+    if isinstance(result, dict):
+        return {key: strict(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [strict(value) for value in result]
+    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,15 +71,17 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("run_name", metavar="RUN", help="a run of the workflow, for example mnist_seed0")
     sub.add_argument("--stage", default="trained", help="init, trained or step_00500 (default: trained)")
     sub.add_argument("--preset", default="laptop", help="where the run lies: results/<preset> (default: laptop)")
-    sub.add_argument("--batch-size", type=int, help="images in the batch (default: the configured one)")
+    sub.add_argument("--batch-size", type=positive, help="images in the batch (default: the configured one)")
     sub.add_argument("--blocks", choices=("all", "diagonal"), default="all", help="what to compute (default: all)")
     sub.add_argument("--engine", choices=("auto", "closed_form", "autodiff"), default="auto")
     sub.add_argument("--output", type=Path, metavar="FILE.npz", help="write the Hessian here")
-    sub.add_argument("--threads", type=int, default=1, help="threads (default: 1)")
+    sub.add_argument("--threads", type=positive, default=1, help="threads (default: 1)")
 
     sub = command("analyse", analyse, "Read a stored Hessian: block norms, extreme eigenvalues, trace, certificate.")
     sub.add_argument("path", type=Path, metavar="FILE.npz")
-    sub.add_argument("--eigenvalues", type=int, default=10, metavar="K", help="how many of the largest (default: 10)")
+    sub.add_argument(
+        "--eigenvalues", type=positive, default=10, metavar="K", help="how many of the largest (default: 10)"
+    )
 
     sub = command("witness", witness, "Reload the worst input found for a bound and print both sides.")
     sub.add_argument("id", metavar="ID", help="a statement's id, for example N1 or T1_main")
@@ -70,6 +95,17 @@ def parser() -> argparse.ArgumentParser:
     sub = command("verify", verify, "Compare a finished run's claims and tables with the expected ones.")
     sub.add_argument("--preset", default="laptop", help="results/<preset> (default: laptop)")
     return top
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least one."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
 
 
 def as_text(result: Any, indent: str = "") -> str:
@@ -97,7 +133,10 @@ def _settings(preset: str) -> dict[str, Any]:
 
     from curvature_gap.settings import load_settings
 
-    config = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
+    path = Path("config/config.yaml")
+    if not path.is_file():
+        raise BadInputError(f"{path} does not exist here; run this command in the clone.")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     return load_settings(config | {"preset": preset}, Path("workflow/schemas/config.schema.yaml"))
 
 
@@ -107,7 +146,7 @@ def hessian(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     from curvature_gap import data
     from curvature_gap.architecture import Architecture
-    from curvature_gap.exact_hessian import exact_hessian
+    from curvature_gap.exact_hessian import CertificateError, exact_hessian
     from curvature_gap.training import load_model
 
     folder = _results(options.preset)
@@ -123,14 +162,12 @@ def hessian(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with np.load(folder / "subsets" / f"{name}_seed{batch['batch_seed']}.npz") as subset:
         indices = subset["indices"]
     images, labels, _ = data.hessian_batch(dataset, indices, options.batch_size or batch["batch_size"])
-    H = exact_hessian(
-        load_model(checkpoint, Architecture(**datasets[name]["architecture"])),
-        images,
-        labels,
-        blocks=None if options.blocks == "all" else "diagonal",
-        engine=options.engine,
-        threads=options.threads,
-    )
+    model = load_model(checkpoint, Architecture(**datasets[name]["architecture"]))
+    blocks = None if options.blocks == "all" else "diagonal"
+    try:
+        H = exact_hessian(model, images, labels, blocks=blocks, engine=options.engine, threads=options.threads)
+    except CertificateError as error:
+        raise CheckFailedError(str(error)) from error
     if options.output:
         H.save(options.output)
     return summary(H, eigenvalues=0) | {"stored": str(options.output) if options.output else "no"}, DONE
@@ -142,6 +179,8 @@ def analyse(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     if not options.path.is_file():
         raise BadInputError(f"{options.path} does not exist.")
+    if not zipfile.is_zipfile(options.path):
+        raise BadInputError(f"{options.path} is not an npz file, or is damaged; `hessian --output` writes one.")
     return summary(Hessian.load(options.path), options.eigenvalues), DONE
 
 
@@ -160,7 +199,9 @@ def summary(H: Any, eigenvalues: int) -> dict[str, Any]:
             [name, f"{spectral[name, name]:.6g}", f"{frobenius[name, name]:.6g}"] for name in H.names
         ],
     }
-    if eigenvalues:
+    if eigenvalues and H.H is None:
+        result["largest eigenvalues by magnitude"] = "not known: only some blocks are stored"
+    elif eigenvalues:
         result["largest eigenvalues by magnitude"] = H.eigenvalues(min(eigenvalues, H.n_parameters)).tolist()
     return result
 
