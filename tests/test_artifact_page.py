@@ -4,15 +4,19 @@ import pytest
 
 from curvature_gap.artifact_page import (
     NOT_MEASURED,
+    STEPS,
     cell,
     claim_lines,
     committed_page,
     compute_minutes,
+    human_minutes,
     makers,
     measured_run,
     minutes_text,
     render,
     seconds_by_rule,
+    step_lines,
+    steps,
     structure,
 )
 from curvature_gap.claims import Claim, decide, read_claims
@@ -119,3 +123,28 @@ def test_a_claim_that_is_not_supported_says_why(run):
 
 def test_cells_do_not_break_the_table():
     assert cell("|w*|") == "\\|w\\*\\|"
+
+
+@pytest.mark.parametrize(
+    ("id", "expected"),
+    [
+        ("P2", ("run", "place", "formula", "row")),
+        ("T3", ("run", "place", "formula", "row", "erratum")),
+        ("N1", ("run", "place", "formula", "row", "erratum", "witness")),
+        ("FIG-3", ("run", "place", "figure")),
+        ("TAB-1_mnist_hidden", ("run", "place", "row")),
+        ("FIG-5_keys_and_values", ("run", "place", "row", "sense")),
+        ("OURS_block_data_bound", ("run", "row", "sense", "proof")),
+        ("OURS_bounds_valid_random", ("run", "row", "sense")),
+    ],
+)
+def test_what_decides_a_claim_says_how_to_check_it(id, expected):
+    (claim,) = [claim for claim in CLAIMS if claim.id == id]
+    assert steps(claim) == expected
+    assert human_minutes(claim) == sum(STEPS[step][0] for step in expected)
+
+
+def test_ways_of_checking_cover_all_claims_and_all_steps():
+    lines = step_lines([claim for claim in CLAIMS if claim.supported])
+    assert sum(int(line["claims"]) for line in lines) == len(CLAIMS) - 1
+    assert {step for line in lines for step in line["steps"].split(", ")} == set(STEPS)

@@ -30,7 +30,12 @@ P = SMOKE.n_parameters
 def finished(tmp_path_factory):
     """A clone whose smoke run has one model, one witness, one run's increments and its claims."""
     root = tmp_path_factory.mktemp("clone")
-    for name in ("config/config.yaml", "workflow/schemas/config.schema.yaml", "paper/claims.yaml"):
+    for name in (
+        "config/config.yaml",
+        "workflow/schemas/config.schema.yaml",
+        "paper/claims.yaml",
+        "paper/abstract.yaml",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, root / name)
     results = root / "results/smoke"
@@ -283,10 +288,33 @@ def test_verify_fails_with_one_failed_claim_and_says_which(run, clone, tmp_path,
     assert "claims.csv does not exist; run `snakemake --cores all` first" in err
 
 
+def test_abstract_reads_the_run_and_before_it_the_reference(run, tmp_path, monkeypatch):
+    status, out, _ = run("abstract", 2, "--preset", "smoke", "--json")
+    (two,) = json.loads(out)
+    assert (status, two["from"]) == (cli.DONE, "results/smoke/claims.csv")
+    assert two["verdicts"] == f"{len(two['claims'])} not run"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(cli, "Path", lambda name: tmp_path if name == "results" else Path(name))
+    status, out, _ = run("abstract", "--preset", "laptop")
+    assert status == cli.DONE
+    assert out.count("from: expected/laptop/claims.csv") == 6
+    assert "PASS  T2  reproduced  holds" in out
+
+
+def test_abstract_refuses_bad_input_in_words(run, tmp_path, monkeypatch):
+    assert "the abstract has 6 sentences; got 7" in run("abstract", 7, "--preset", "smoke")[2]
+    assert "'first' is not a whole number" in run("abstract", "first")[2]
+    status, _, err = run("abstract", "--preset", "laptop")
+    assert status == cli.BAD_INPUT
+    assert "Neither results/laptop nor expected/laptop has a claims.csv; run `make reproduce`" in err
+    monkeypatch.chdir(tmp_path)
+    assert "paper/abstract.yaml does not exist here; run this command in the clone" in run("abstract")[2]
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["hessian", "analyse", "witness", "sample-size", "verify"])
+@pytest.mark.parametrize("command", ["hessian", "analyse", "witness", "sample-size", "abstract", "verify"])
 def test_every_command_explains_itself(run, command):
     status, out, _ = run(command, "--help")
     assert status == cli.DONE
@@ -299,4 +327,4 @@ def test_no_or_an_unknown_command_lists_the_commands(run, arguments, message):
     status, _, err = run(*arguments)
     assert status == cli.BAD_INPUT
     assert message in err
-    assert "hessian,analyse,witness,sample-size,verify" in err
+    assert "hessian,analyse,witness,sample-size,abstract,verify" in err

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from curvature_gap import bound_errata
+from curvature_gap.abstract import Sentence, read_abstract, verdict_words
 from curvature_gap.claims import VERDICTS, Claim, outcome, read_claims
 from curvature_gap.files import atomic_path
 from curvature_gap.reproduction import measured_text, number, read_rows
@@ -62,6 +64,65 @@ MAKERS: dict[str, tuple[str, ...]] = {
     "figures/figx_bounds": (*HESSIANS, "bounds"),
     "figures/figx_benchmark": (),
 }
+
+
+STEPS: dict[str, tuple[int, str]] = {
+    "run": (1, "type the command, read the line that it prints; computing is counted apart"),
+    "place": (1, "find the claim where it stands in the paper"),
+    "formula": (2, "read a displayed formula and what its letters mean"),
+    "erratum": (3, "read its line in `report/errata.csv`: printed, corrected, reason"),
+    "witness": (2, "`curvature-gap witness ID`: both sides of the bound, recomputed"),
+    "row": (1, "find the row of the table that the line names, compare it with what is claimed"),
+    "sense": (2, "see in which sense it is decided: which measure, which blocks, which tolerance and why"),
+    "figure": (2, "lay the figure beside the paper's: axes, order of curves, blocks that stand out"),
+    "proof": (10, "read the proof of the bound in the report"),
+}
+"""What checking a claim by hand takes, and the minutes with the paper open: estimates, not timed on people."""
+
+
+def steps(claim: Claim) -> tuple[str, ...]:
+    """Return what a reader does to check a claim, by names of `STEPS`; it follows from what decides the claim."""
+    if "statement" in claim.decide:
+        corrected = ("erratum",) if claim.expected_verdict == "reproduced_after_correction" else ()
+        has_witness = ("witness",) if corrected and claim.decide["statement"] in bound_errata.ERRATA else ()
+        return ("run", "place", "formula", "row", *corrected, *has_witness)
+    if "files" in claim.decide:
+        return ("run", "place", "figure")
+    ours = claim.id.startswith("OURS")
+    proven = ("proof",) if ours and "_bound" in claim.id and "valid" not in claim.id else ()
+    a_plain_number = claim.comparison == "within" and claim.tolerance == 0
+    return ("run", *(() if ours else ("place",)), "row", *(() if a_plain_number else ("sense",)), *proven)
+
+
+def human_minutes(claim: Claim) -> int:
+    """Return the minutes of a claim's steps."""
+    return sum(STEPS[step][0] for step in steps(claim))
+
+
+def step_lines(claims: Sequence[Claim]) -> list[dict[str, str]]:
+    """Return each way of checking that occurs: its steps, its minutes, how many claims go that way and an example."""
+    ways: dict[tuple[str, ...], list[Claim]] = {}
+    for claim in claims:
+        ways.setdefault(steps(claim), []).append(claim)
+    return [
+        {"steps": ", ".join(way), "minutes": str(human_minutes(of[0])), "claims": str(len(of)), "example": of[0].id}
+        for way, of in sorted(ways.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def abstract_lines(sentences: Sequence[Sentence], claims: Sequence[Claim]) -> list[dict[str, str]]:
+    """Return one line a sentence of the abstract, with the expected verdicts of its claims."""
+    by_id = {claim.id: claim for claim in claims}
+    return [
+        {
+            "number": str(sentence.number),
+            "says": cell(sentence.says),
+            "found": cell(sentence.finding.strip()),
+            "verdicts": verdict_words([{"verdict": by_id[id].expected_verdict} for id in sentence.claims]),
+            "look": sentence.look,
+        }
+        for sentence in sentences
+    ]
 
 
 def makers(file: str) -> tuple[str, ...]:
@@ -148,7 +209,7 @@ def claim_lines(claims: Sequence[Claim], run: Mapping[str, Any]) -> list[dict[st
                 "where": cell(claim.where),
                 "expected": claim.expected_verdict.replace("_", " "),
                 "presets": ", ".join(claim.presets),
-                "human": f"{claim.minutes:g}",
+                "human": str(human_minutes(claim)),
                 "compute": compute_minutes(claim.needs(), run["seconds"]) if claim.supported else "–",
                 "measured": cell(measured_text(measured)) if measured else NOT_MEASURED,
                 "files": ", ".join(f"`{file}`" for file in claim.needs()),
@@ -177,7 +238,7 @@ def render(claims: Sequence[Claim], runs: Mapping[str, Mapping[str, Any]], chose
         claims: All claims.
         runs: preset → `measured_run`, for the table of presets.
         chosen: The preset whose times and values stand beside each claim.
-        template: paper/ARTIFACT.md.jinja.
+        template: paper/ARTIFACT.md.jinja; paper/abstract.yaml lies beside it.
     """
     import jinja2
 
@@ -188,6 +249,7 @@ def render(claims: Sequence[Claim], runs: Mapping[str, Mapping[str, Any]], chose
         keep_trailing_newline=True,
         autoescape=False,
     )
+    sentences = read_abstract(template.with_name("abstract.yaml"), [claim.id for claim in claims])
     sections: dict[str, list[dict[str, str]]] = {}
     supported = [claim for claim in claims if claim.supported]
     for claim, line in zip(supported, claim_lines(supported, runs[chosen]), strict=True):
@@ -199,6 +261,10 @@ def render(claims: Sequence[Claim], runs: Mapping[str, Mapping[str, Any]], chose
         unsupported=claim_lines([claim for claim in claims if not claim.supported], runs[chosen]),
         n_claims=len(claims),
         n_supported=len(supported),
+        abstract=abstract_lines(sentences, claims),
+        steps=STEPS,
+        ways=step_lines(supported),
+        human_hours=f"{sum(map(human_minutes, supported)) / 60:.0f}",
         by_verdict={v: sum(claim.expected_verdict == v for claim in supported) for v in VERDICTS},
     )
 

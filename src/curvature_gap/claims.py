@@ -48,8 +48,6 @@ class Claim:
     otherwise: str = "not_reproduced"
     supported: bool = True
     reason: str = ""
-    minutes: float = 1.0
-    """Human minutes to check it by hand."""
 
     def __post_init__(self) -> None:
         kinds = [key for key in ("statement", "table", "files") if key in self.decide]
@@ -117,7 +115,7 @@ def read_claims(path: Path) -> list[Claim]:
         unknown = set(entry) - set(Claim.__dataclass_fields__)
         if unknown:
             raise ClaimsError(f"{entry['id']}: unknown key {', '.join(sorted(unknown))}.")
-        converted = {"presets": tuple, "expected": float, "tolerance": float, "minutes": float}
+        converted = {"presets": tuple, "expected": float, "tolerance": float}
         entry = {key: converted[key](value) if key in converted else value for key, value in entry.items()}
         claims.append(Claim(**entry))
     twice = {claim.id for claim in claims if sum(other.id == claim.id for other in claims) > 1}
@@ -178,7 +176,7 @@ def _decision(claim: Claim, expected: str, measured: str, verdict: str, n_seeds:
 
 def _decide_statement(claim: Claim, results: Path) -> Decision:
     """A statement that fails as printed and holds once corrected is `reproduced_after_correction`."""
-    rows = {row["id"]: row for row in _read(results / "tables/statements.csv")}
+    rows = {row["id"]: row for row in read_rows(results / "tables/statements.csv")}
     row = rows.get(claim.decide["statement"])
     if row is None:
         return _decision(claim, "holds", "", "not_run", 0, f"tables/statements.csv has no {claim.decide['statement']}")
@@ -222,7 +220,8 @@ def _measure(claim: Claim, results: Path) -> Measurement | None:
     return Measurement(value, n_seeds, evidence)
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return a CSV's rows as text."""
     import csv
 
     with path.open(encoding="utf-8", newline="") as file:
@@ -261,7 +260,7 @@ def verify_run(results: Path, expected: Path, claims_path: Path = Path("paper/cl
     path = results / "claims.csv"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; run `snakemake --cores all` first.")
-    lines = _read(path)
+    lines = read_rows(path)
     outcomes = {line["id"]: outcome(line) for line in lines}
     counts = {kind: sum(o == kind for o in outcomes.values()) for kind in ("PASS", "FAIL", "NOT RUN")}
     claims = read_claims(claims_path)

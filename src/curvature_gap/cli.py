@@ -1,4 +1,4 @@
-"""The command line: `curvature-gap hessian | analyse | witness | sample-size | verify`.
+"""The command line: `curvature-gap hessian | analyse | witness | sample-size | abstract | verify`.
 
 Exit status: 0 done, 1 a check failed, 2 bad input. Every command takes `--json` for machines.
 """
@@ -91,6 +91,10 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--epsilon", type=float, required=True, help="tolerance on the loss increment, in nats")
     sub.add_argument("--preset", default="laptop", help="read results/<preset>/tables (default: laptop)")
     sub.add_argument("--run", dest="run_name", default="mnist_seed0", help="which run (default: mnist_seed0)")
+
+    sub = command("abstract", abstract, "What was found on each sentence of the paper's abstract, and by which claims.")
+    sub.add_argument("sentence", type=positive, nargs="?", metavar="N", help="one sentence, by number (default: all)")
+    sub.add_argument("--preset", default="laptop", help="results/<preset>, else expected/<preset> (default: laptop)")
 
     sub = command("verify", verify, "Compare a finished run's claims and tables with the expected ones.")
     sub.add_argument("--preset", default="laptop", help="results/<preset> (default: laptop)")
@@ -225,6 +229,23 @@ def sample_size(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if not options.epsilon > 0:
         raise BadInputError(f"--epsilon must be positive, got {options.epsilon}.")
     return sample_size_for(options.epsilon, _results(options.preset), options.run_name), DONE
+
+
+def abstract(options: argparse.Namespace) -> tuple[list[dict[str, Any]] | str, int]:
+    """Say what was found on the abstract, from a finished run or else from the committed reference."""
+    from curvature_gap.abstract import account, claims_at_hand, read_abstract
+    from curvature_gap.claims import read_claims
+
+    path = Path("paper/abstract.yaml")
+    if not path.is_file():
+        raise BadInputError(f"{path} does not exist here; run this command in the clone.")
+    sentences = read_abstract(path, [claim.id for claim in read_claims(Path("paper/claims.yaml"))])
+    if options.sentence and options.sentence > len(sentences):
+        raise BadInputError(f"the abstract has {len(sentences)} sentences; got {options.sentence}.")
+    chosen = [s for s in sentences if options.sentence in (None, s.number)]
+    source, rows = claims_at_hand(Path("results") / options.preset, Path("expected") / options.preset)
+    accounts = [account(sentence, rows, source) for sentence in chosen]
+    return accounts if options.json else "\n\n".join(map(as_text, accounts)), DONE
 
 
 def verify(options: argparse.Namespace) -> tuple[dict[str, Any], int]:

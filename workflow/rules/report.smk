@@ -5,6 +5,7 @@ REPORT_SOURCES = [
     "paper/proofs.typ",
     "paper/typst/style.typ",
     "paper/references.bib",
+    "docs/faults.md",
 ]
 
 
@@ -61,6 +62,7 @@ rule artifact_page:
         timings=f"{RESULTS}/tables/timings.csv",
         claims_source="paper/claims.yaml",
         template="paper/ARTIFACT.md.jinja",
+        abstract="paper/abstract.yaml",
         code=code("artifact"),
     output:
         page=f"{RESULTS}/report/ARTIFACT.md",
