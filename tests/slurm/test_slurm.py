@@ -1,11 +1,13 @@
-"""The workflow on a real one-node Slurm: what jobs ask for and get, and a cancelled one is tried again."""
+"""The workflow on a real one-node Slurm: what jobs ask for and get, and nothing lost when something dies."""
 
 import hashlib
+import os
 import re
+import signal
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -68,4 +70,33 @@ def test_a_cancelled_job_is_submitted_again(slurm, cluster_run, finished, tmp_pa
     assert f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in text
     again = [fields for number, fields in slurm.jobs().items() if number not in known]
     assert sorted(fields["JobState"] for fields in again) == ["CANCELLED", "COMPLETED", "COMPLETED"]
+    assert digest(cluster_run.tiles / "hessian.npz") == finished
+
+
+def test_jobs_of_a_killed_node_are_requeued(slurm, cluster_run, finished, tmp_path):
+    known = set(slurm.jobs())
+    cluster_run.forget_tiles(0)
+    process = cluster_run.start(tmp_path / "log")
+    job = slurm.wait_for(lambda: slurm.running("tile_job", known), 60, "the start of a tile job")
+    slurm.kill_node(job)
+    slurm.wait_for(lambda: slurm.jobs()[job]["JobState"] != "RUNNING", 60, "the loss of the node")
+    slurm.start_node()
+    cluster_run.finish(process, tmp_path / "log")
+    assert slurm.jobs()[job]["Restarts"] == "1"
+    assert slurm.jobs()[job]["JobState"] == "COMPLETED"
+    assert digest(cluster_run.tiles / "hessian.npz") == finished
+
+
+def test_after_a_killed_snakemake_a_rerun_completes(slurm, cluster_run, finished, tmp_path):
+    known = set(slurm.jobs())
+    cluster_run.forget_tiles(0)
+    process = cluster_run.start(tmp_path / "killed")
+    slurm.wait_for(lambda: slurm.running("tile_job", known), 60, "the start of a tile job")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    # The lock and the job outlive it: the one command of the recovery, and Slurm's own job ends as it likes.
+    unlocked = cluster_run.unlock()
+    assert unlocked.returncode == 0, unlocked.stderr
+    cluster_run.finish(cluster_run.start(tmp_path / "again"), tmp_path / "again")
+    slurm.wait_for(lambda: not slurm("squeue", "-h"), 60, "the end of all jobs")
     assert digest(cluster_run.tiles / "hessian.npz") == finished
