@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from curvature_gap import bound_errata, errata
+from curvature_gap import bound_errata, errata, reproduction
 from curvature_gap.claims import Claim, decide, read_claims
 from curvature_gap.provenance import sha256
 from curvature_gap.reproduction import (
     below,
     block_rows,
+    block_text,
     bound_rows,
     certificate_facts,
     certificate_rows,
@@ -193,7 +194,7 @@ def test_hash_depends_on_contents_and_not_on_order(tmp_path):
     assert hash_of([str(a), str(tmp_path / "absent")]) == "missing"
 
 
-def test_a_heavy_figure_is_printed_from_a_light_copy(run):
+def test_a_heavy_figure_is_printed_from_a_light_copy(run, monkeypatch):
     from PIL import Image
 
     figures = run / "figures"
@@ -207,6 +208,20 @@ def test_a_heavy_figure_is_printed_from_a_light_copy(run):
     assert copy == run / "report/figures/fig03.jpg"
     with Image.open(copy) as picture:
         assert picture.size == (660, 467)
+    # A copy heavier than the PDF is of no use.
+    monkeypatch.setattr(reproduction, "HEAVY", 1000)
+    (figures / "fig03.pdf").write_bytes(b"x" * 1001)
+    assert light(figures / "fig03.pdf") == figures / "fig03.pdf"
+
+
+def test_blocks_are_named_as_text():
+    assert [block_text(name) for name in ("LN1_gamma", "LN2_beta", "embed_bias", "W_Q", "LN1")] == [
+        "LN1 γ",
+        "LN2 β",
+        "embed bias",
+        "W_Q",
+        "LN1",
+    ]
 
 
 def test_certificates_are_read_from_the_stored_hessians(run):

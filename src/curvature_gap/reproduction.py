@@ -27,8 +27,8 @@ LONGEST = 48
 """Rows of the longest table that is printed in full; longer ones are named with their size and hash."""
 HEAVY = 100_000
 """Bytes of the largest figure that goes into the report as a PDF."""
-COLUMN, DPI = 3.3, 200
-"""Width of the report's figures in inches, and the resolution of those that are too heavy for a PDF."""
+COLUMN, DPI, QUALITY = 3.3, 200, 60
+"""Width of the report's figures in inches; resolution and JPEG quality of those that are too heavy for a PDF."""
 WIDEST = 11
 """Columns of the widest table that is printed."""
 EPOCH = 1760832000
@@ -227,9 +227,9 @@ def figure_rows(results: Path, figures: Mapping[str, Mapping[str, Any]], dataset
 
 
 def light(image: Path) -> Path:
-    """Return the image to print for a figure: its PDF, or a JPEG of its PNG if the PDF is heavy.
+    """Return the image to print for a figure: its PDF, or a JPEG of its PNG if the PDF is heavy and the JPEG lighter.
 
-    Heat maps of Hessian entries do not compress without loss; at `DPI` the loss does not show in print.
+    Heat maps of Hessian entries do not compress without loss; at `DPI` and `QUALITY` the loss does not show in print.
     """
     drawn = image.with_suffix(".png")
     if image.stat().st_size <= HEAVY or not drawn.is_file():
@@ -241,8 +241,8 @@ def light(image: Path) -> Path:
         colour = picture.convert("RGB")
         width = round(COLUMN * DPI)
         colour = colour.resize((width, round(colour.height * width / colour.width)), Image.Resampling.LANCZOS)
-        colour.save(temporary, quality=85, subsampling=0)
-    return small
+        colour.save(temporary, quality=QUALITY, subsampling="4:2:0", optimize=True, progressive=True)
+    return small if small.stat().st_size < image.stat().st_size else image
 
 
 def below(path: Path, root: Path = Path()) -> str:
@@ -301,13 +301,19 @@ def block_rows(results: Path, run_prefix: str = "mnist_seed") -> list[dict[str, 
     blocks = list(dict.fromkeys(row["row"] for row in rows))
     table = []
     for block in blocks:
-        entry = {"block": block}
+        entry = {"block": block_text(block)}
         for stage in ("init", "trained"):
             for measure in ("spectral", "mean_abs"):
                 values = [number(r[measure]) for r in rows if r["row"] == block and r["stage"] == stage]
                 entry[f"{stage}_{measure}"] = spread(values)
         table.append(entry)
     return table
+
+
+def block_text(name: str) -> str:
+    """Return a block's name as text: a Greek letter for scale and shift, words without underscores."""
+    name = name.replace("_gamma", " γ").replace("_beta", " β")
+    return name.replace("_bias", " bias")
 
 
 def spread(values: Sequence[float]) -> str:
