@@ -97,6 +97,12 @@ class Plan:
 
     pairs: dict[Pair, tuple[Span, Span]]
     jacobians: dict[str, Span]
+    inputs_make_tokens: bool
+    """Positions are learned and everything is asked for: the inputs' blocks hold those of B and C."""
+
+    def derives(self, pair: Pair) -> bool:
+        """Return whether a pair's sums are to be derived from those with E in the place of B and C."""
+        return self.inputs_make_tokens and ("B" in pair or "C" in pair)
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -190,4 +196,6 @@ def plan_of(wanted: list[Request], architecture: Architecture) -> Plan:
     for groups, spans in pairs.items():
         for group, span in zip(groups, spans, strict=True):
             of_group.setdefault(group, []).append(span)
-    return Plan(pairs, {group: hull(spans) for group, spans in of_group.items()})
+    everything = {pair: (whole[pair[0]], whole[pair[1]]) for pair in combinations_with_replacement(whole, 2)}
+    inputs_make_tokens = architecture.positions == "learned" and pairs == everything
+    return Plan(pairs, {group: hull(spans) for group, spans in of_group.items()}, inputs_make_tokens)

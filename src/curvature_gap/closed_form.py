@@ -35,7 +35,7 @@ from curvature_gap.group_curvature import (
 )
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import Weights, attention_curvature, feed_forward_curvature, forward, with_ones
-from curvature_gap.token_sums import Sums, strips
+from curvature_gap.token_sums import Sums, strips, summed
 
 LOSSES = ("cross_entropy", "mse")
 TOKENS_PER_CHUNK = 784
@@ -153,7 +153,7 @@ def add_chunk(state: State, plan: Plan, w: Weights, images: Tensor, targets: Ten
     attends = any(group in ATTENTION for group in plan.jacobians)
     att = attention_curvature(w, t, ff.R_bar, "E" in plan.jacobians) if attends else None
     chunk = Chunk(w, t, ff, att)
-    add_pairs(state.sums, chunk, plan.pairs)
+    add_pairs(state.sums, chunk, plan)
     add_gradients(state.plain, chunk)
     for group, span in plan.jacobians.items():
         if group in HEAD:
@@ -175,7 +175,10 @@ def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tenso
     left, right = (root_of(state, plan, group, span).flatten(1) for group, span in zip(pair, spans, strict=True))
     product = gram(left) if pair[0] == pair[1] and spans[0] == spans[1] else left.T @ right
     block = product.view(*spans[0].shape, *spans[1].shape)
-    functional = state.sums.take(pair, tuple(block.shape), w.C)
+    terms = state.sums.derived(pair) if plan.derives(pair) else state.sums.finished(pair)
+    functional = summed(terms, pair, tuple(block.shape), w.maps)
+    if not plan.inputs_make_tokens:
+        state.sums.forget(pair)
     if functional is not None:
         block += functional
     if pair[1] in HEAD:

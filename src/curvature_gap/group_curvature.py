@@ -14,13 +14,24 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from curvature_gap.block_requests import ATTENTION, FEED_FORWARD, Pair, Span
+from curvature_gap.block_requests import ATTENTION, FEED_FORWARD, Pair, Plan, Span
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import AttentionCurvature, FeedForwardCurvature, Forward, Weights, with_ones
-from curvature_gap.token_sums import Side, Square, Sums, accumulate, outer, pack, pack_outer
+from curvature_gap.token_sums import (
+    KEY,
+    MATRIX_FIRST,
+    VALUE,
+    VALUE_OF_R_BAR,
+    VECTOR_FIRST,
+    Side,
+    Square,
+    Sums,
+    accumulate,
+    outer,
+    pack,
+    pack_outer,
+)
 
-VECTOR_FIRST = Side()
-MATRIX_FIRST = Side(matrix_first=True)
 Spans = tuple[Span, Span]
 
 
@@ -40,20 +51,33 @@ class Tangent:
     value: slice | None = None
     positions: slice | None = None
 
-    def pull(self, M: Float[Tensor, "N a g"]) -> Float[Tensor, "N x g"]:
-        """Return matrix M."""
-        return M if self.matrix is None else self.matrix @ M
+    def pull(self, M: Float[Tensor, "N a g"], plus: Tensor | None = None) -> Float[Tensor, "N x g"]:
+        """Return matrix M + plus."""
+        if self.matrix is None:
+            return M if plus is None else M + plus
+        return self.matrix @ M if plus is None else torch.baddbmm(plus, self.matrix, M)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A mixed derivative: ∂²loss/∂R∂θ = M[a, γ] w[δ] per token, w None being a 1, times a constant."""
+    """A mixed derivative: ∂²loss/∂R∂θ = M[a, γ] w[δ] per token, w None being a 1, times a constant.
 
-    M: Float[Tensor, "N a g"]
+    M is (base W) ∘ mask where W and mask are given. A tangent is applied to the base, which is narrower.
+    """
+
+    base: Float[Tensor, "N a y"]
     w: Float[Tensor, "N c"] | None
     side: Side
     constant: Tensor | None = None
     """Broadcasts to (a, γ, β, δ)."""
+    W: Float[Tensor, "y g"] | None = None
+    mask: Float[Tensor, "N g"] | None = None
+
+    @property
+    def M(self) -> Float[Tensor, "N a g"]:
+        """Return the matrix."""
+        M = self.base if self.W is None else self.base @ self.W
+        return M if self.mask is None else M.mul_(self.mask[:, None, :])
 
 
 @dataclass(frozen=True)
@@ -112,8 +136,8 @@ def tangents(chunk: Chunk, group: str, span: Span) -> list[Tangent]:
     p = t.p.flatten(0, 1)[:, span.leading]
     return [
         Tangent(as_query, p, VECTOR_FIRST, lambda z: B @ z[:, :d], positions=positions_in(chunk, span)),
-        Tangent(None, att.mean[:, inputs], Side(mix=True), value=inputs),
-        Tangent(as_key, X @ B, MATRIX_FIRST, score=lambda z: z[:, inputs]),
+        Tangent(None, att.mean[:, inputs], VALUE, value=inputs),
+        Tangent(as_key, X, KEY, score=lambda z: z[:, inputs]),
     ]
 
 
@@ -153,20 +177,40 @@ def attention_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
             if same and i > j:
                 continue
             mirrored = same and i < j
-            M = f.pull(H_R)
-            if f.score and third is not None:
-                M = M + f.score(third)
+            M = f.pull(H_R, f.score(third) if f.score and third is not None else None)
             if same and i == j:
-                add_square(sums, pair, f.side, M, f.vector)
+                add_tangent_square(sums, chunk, pair, f, M)
             else:
                 add_tangent(sums, chunk, pair, f, Target(M, g.vector, g.side), mirrored)
             # A moved row of A times a moved value: R_bar is the value's trailing index.
             if f.score and g.value:
                 M = f.score(att.covariance[:, :, g.value])
-                add_tangent(sums, chunk, pair, f, Target(M, ff.R_bar, Side(True, g.side.mix)), mirrored)
+                add_tangent(sums, chunk, pair, f, Target(M, ff.R_bar, of_R_bar(g.side)), mirrored)
             if f.value and g.score:
                 M = g.score(att.covariance[:, :, f.value]).mT
-                sums.add(pair, (Side(True, f.side.mix), g.side), M, ff.R_bar, g.vector, mirrored)
+                sums.add(pair, (of_R_bar(f.side), g.side), M, ff.R_bar, g.vector, mirrored, symmetric=same)
+
+
+def of_R_bar(side: Side) -> Side:
+    """Return the side of a value whose trailing index is that of R_bar, its matrix index that of the values."""
+    return VALUE_OF_R_BAR if side == VALUE else MATRIX_FIRST
+
+
+def add_tangent_square(sums: Sums, chunk: Chunk, pair: Pair, f: Tangent, M: Float[Tensor, "N x x"]) -> None:
+    """Add M ⊗ v vᵀ for a tangent's vector; two one-hot vectors meet only at the same position."""
+    v = f.vector
+    if f.positions is not None:
+        n, L = chunk.t.X.shape[:2]
+        M_there = M.view(n, L, *M.shape[1:])[:, f.positions]
+        n_dense = v.shape[1] - M_there.shape[1]
+        there = replace(f.side, position=True)
+        sums.add_by_position(pair, (there, there), M_there, None)
+        if n_dense:
+            dense = v[:, :n_dense].view(n, L, -1)[:, f.positions]
+            sums.add_by_position(pair, (there, f.side), M_there, dense, mirrored=True)
+        v = v[:, :n_dense]
+    if v.shape[1]:
+        add_square(sums, pair, f.side, M, v)
 
 
 def add_square(sums: Sums, pair: Pair, side: Side, M: Float[Tensor, "N a a"], v: Float[Tensor, "N b"]) -> None:
@@ -225,16 +269,13 @@ def targets(chunk: Chunk, group: str, span: Span) -> list[Target]:
         by_gamma = by_Y * t.r_hat[:, None, :] + ff.J_R * ff.Y_bar[:, None, :]
         return [Target(torch.cat([by_gamma, by_Y], dim=-1), None, VECTOR_FIRST)]
     if group == "W1":  # ∂U = Y ∂W_1: Y moves with R
-        H_RU = (ff.H_RS @ w["W_2"].T) * t.D[:, None, :]
-        first, again = Target(H_RU, chunk.y_hat(span.leading), VECTOR_FIRST), slice(span.start, min(span.stop, d))
+        first = Target(ff.H_RS, chunk.y_hat(span.leading), VECTOR_FIRST, W=w["W_2"].T, mask=t.D)
+        again = slice(span.start, min(span.stop, d))
         second = Target(ff.R_to_Y[:, :, again], ff.U_bar, MATRIX_FIRST)
     else:  # ∂S = h ∂W_2: h moves with R where its unit is active
-        first, again = (
-            Target(ff.H_RS, chunk.h_hat(span.leading), VECTOR_FIRST),
-            slice(span.start, min(span.stop, t.h.shape[1])),
-        )
-        R_to_h = (ff.R_to_Y @ w["W_1"][:, again]) * t.D[:, None, again]
-        second = Target(R_to_h, ff.S_bar, MATRIX_FIRST)
+        first = Target(ff.H_RS, chunk.h_hat(span.leading), VECTOR_FIRST)
+        again = slice(span.start, min(span.stop, t.h.shape[1]))
+        second = Target(ff.R_to_Y, ff.S_bar, MATRIX_FIRST, W=w["W_1"][:, again], mask=t.D[:, again])
     return [first, second] if again.start < again.stop else [first]
 
 
@@ -266,7 +307,7 @@ def mixed_pairs(sums: Sums, chunk: Chunk, column: str, rows: dict[str, Spans]) -
             if spans[1] == column_span:
                 for f in chunk.tangents(row, spans[0]):
                     for target in folded if f.matrix is None else dense:
-                        add_tangent(sums, chunk, (row, column), f, replace(target, M=f.pull(target.M)))
+                        add_tangent(sums, chunk, (row, column), f, replace(target, base=f.pull(target.base)))
 
 
 def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
@@ -355,9 +396,10 @@ def pooled_jacobian(chunk: Chunk, group: str, span: Span) -> Float[Tensor, "n k 
         matrices = M.reshape(n, L, -1)
         vectors = torch.ones_like(matrices[..., :1]) if v is None else v.reshape(n, L, -1)
         term = (matrices.mT @ vectors / L).reshape(n, *M.shape[1:], vectors.shape[2])
+        for index, name in ((1, side.matrix_by), (3, side.vector_by)):
+            if name:
+                term = torch.tensordot(chunk.w.maps[name], term, dims=([1], [index])).movedim(0, index)
         term = term.permute(0, 2, 1, 3) if side.matrix_first else term.permute(0, 2, 3, 1)
-        if side.mix:
-            term = term @ chunk.w.C.T
         total = term if total is None else total + term
     assert total is not None
     return total.reshape(n, chunk.d, 2, -1) if group == "LN1" else total
@@ -373,8 +415,9 @@ def add_gradients(sums: dict, chunk: Chunk) -> None:
         accumulate(sums, "z_A_R", att.mean, ff.R_bar)
 
 
-def add_pairs(sums: Sums, chunk: Chunk, pairs: dict[Pair, Spans]) -> None:
-    """Add all pairs of a plan that lie below the head."""
+def add_pairs(sums: Sums, chunk: Chunk, plan: Plan) -> None:
+    """Add all pairs of a plan that lie below the head, except those to be derived from the inputs' in the end."""
+    pairs = {pair: spans for pair, spans in plan.pairs.items() if not plan.derives(pair)}
     for pair, spans in pairs.items():
         if pair[1] in ATTENTION:
             attention_pair(sums, chunk, pair, spans)

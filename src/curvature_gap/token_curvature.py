@@ -49,6 +49,16 @@ class Weights:
     def C(self) -> Float[Tensor, "d d"]:
         return self["W_V"] @ self["W_O"] if self.architecture.output_projection else self["W_V"]
 
+    @property
+    def E(self) -> Float[Tensor, "m d"]:
+        rows = [self.parameters[name] for name in ("embed", "embed_bias", "positions") if name in self.parameters]
+        return torch.cat([torch.atleast_2d(row) for row in rows])
+
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """What sums over tokens are multiplied by at the end, by the names that `token_sums.Side` uses."""
+        return {"B": self.B.T, "C": self.C, "E": self.E.T}
+
 
 def with_ones(V: Float[Tensor, "... v"], append: bool) -> Float[Tensor, "... w"]:
     """Append a 1 to every vector: the input of a bias."""
@@ -178,7 +188,6 @@ class AttentionCurvature:
     `third` = Σ T_bar z zᵀ − mean tiltedᵀ − tilted meanᵀ, the softmax's second derivative contracted.
     """
 
-    T_bar: Float[Tensor, "n L L"]
     mean: Float[Tensor, "N z"]
     tilted: Float[Tensor, "N z"]
     covariance: Float[Tensor, "N z z"]
@@ -192,16 +201,14 @@ def attention_curvature(w: Weights, t: Forward, R_bar: Float[Tensor, "N a"], wit
     z = torch.cat([t.X, t.p], dim=-1) if with_inputs else t.X
     mean, tilted = t.A @ z, T_bar @ z
     one_hot = with_inputs and w.architecture.positions == "learned"
-    n_dense = z.shape[-1] - one_hot * w.architecture.n_tokens
-    dense = slice(0, n_dense)
-    some = (t.A, T_bar, z[..., dense], mean[..., dense], tilted[..., dense])
-    covariance, third = dense_moments(*some)
+    k = z.shape[-1] - one_hot * w.architecture.n_tokens
+    covariance, third = (z.new_empty(*z.shape, z.shape[-1]) for _ in range(2))
+    some = (t.A, T_bar, z[..., :k], mean[..., :k], tilted[..., :k])
+    covariance[..., :k, :k], third[..., :k, :k] = dense_moments(*some)
     if one_hot:
-        (covariance_with, third_with), (covariance_alone, third_alone) = one_hot_moments(*some)
-        covariance = with_one_hot(covariance, covariance_with, covariance_alone)
-        third = with_one_hot(third, third_with, third_alone)
+        write_one_hot_moments(covariance, third, *some)
     flat = [moment.flatten(0, 1) for moment in (mean, tilted, covariance, third)]
-    return AttentionCurvature(T_bar, *flat)
+    return AttentionCurvature(*flat)
 
 
 def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,18 +220,19 @@ def dense_moments(A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Ten
     return covariance, (T_bar @ zz).view(shape).sub_(mixed).sub_(mixed.mT)
 
 
-def one_hot_moments(
-    A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the moments of one-hot statistics e_s with z, and with each other: sums over keys have one summand."""
+def write_one_hot_moments(
+    covariance: Tensor, third: Tensor, A: Tensor, T_bar: Tensor, z: Tensor, mean: Tensor, tilted: Tensor
+) -> None:
+    """Write the moments of one-hot statistics e_s, the last, with z and with each other: sums with one summand."""
+    k = z.shape[-1]
     centred = z[:, None] - mean[:, :, None]
-    with_z = (A[..., None] * centred, T_bar[..., None] * centred - A[..., None] * tilted[:, :, None])
-    mixed = A[..., :, None] * T_bar[..., None, :]
-    covariance = torch.diag_embed(A) - A[..., :, None] * A[..., None, :]
-    return with_z, (covariance, torch.diag_embed(T_bar).sub_(mixed).sub_(mixed.mT))
-
-
-def with_one_hot(dense: Tensor, across: Tensor, one_hot: Tensor) -> Float[Tensor, "n t z z"]:
-    """Return the symmetric matrices with these four blocks."""
-    upper, lower = torch.cat([dense, across.mT], dim=-1), torch.cat([across, one_hot], dim=-1)
-    return torch.cat([upper, lower], dim=-2)
+    with_z = torch.mul(A[..., None], centred, out=covariance[..., k:, :k])
+    covariance[..., :k, k:] = with_z.mT
+    each = torch.mul(A[..., :, None], -A[..., None, :], out=covariance[..., k:, k:])
+    each.diagonal(dim1=-2, dim2=-1).add_(A)
+    with_z = torch.mul(T_bar[..., None], centred, out=third[..., k:, :k])
+    with_z -= A[..., None] * tilted[:, :, None]
+    third[..., :k, k:] = with_z.mT
+    mixed = A[..., :, None] * -T_bar[..., None, :]
+    each = torch.add(mixed, mixed.mT, out=third[..., k:, k:])
+    each.diagonal(dim1=-2, dim2=-1).add_(T_bar)

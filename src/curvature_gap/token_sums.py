@@ -3,7 +3,7 @@
 H[(β, α), (δ, γ)] = Σ_t M_t[α, γ] v_t[β] w_t[δ]
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,19 +18,39 @@ STRIP = 8
 """Strips are no narrower than this."""
 
 
+ALIGNED = 16
+"""Sums have rows of a multiple of this length in memory: odd ones made float32 products a third slower."""
+
+
 @dataclass(frozen=True)
 class Side:
     """How the indices (matrix, vector) of one side become (leading, trailing) of its group.
 
-    `mix` says that the trailing index is still one of A X, to be multiplied by Cᵀ: X enters A X C through C.
+    `matrix_by` and `vector_by` name constant matrices that the finished sum's indices are still to be multiplied by:
+    a sum over tokens of small things, then one product, instead of that product for every token.
     `position` says that the vector is the one-hot vector of the token's position, whose numbers come last in the group.
     """
 
     matrix_first: bool = False
-    mix: bool = False
+    matrix_by: str = ""
+    vector_by: str = ""
     position: bool = False
     constant: str = ""
     """Names the constant the sum is to be multiplied by."""
+
+
+VECTOR_FIRST = Side()
+MATRIX_FIRST = Side(matrix_first=True)
+# The inputs, X = p̂ E, move R as queries (vector p̂), as keys (κ = X B) and as values (A X C). A mixed derivative by a
+# value and by R_bar has the value's index in its matrix.
+KEY = Side(matrix_first=True, vector_by="B")
+VALUE = Side(matrix_by="C")
+VALUE_OF_R_BAR = Side(matrix_first=True, vector_by="C")
+DERIVED = {
+    "B": {KEY: Side(matrix_by="E")},
+    "C": {VALUE: Side(vector_by="E"), VALUE_OF_R_BAR: Side(matrix_first=True, matrix_by="E")},
+}
+"""With learned positions X is p̂ E in full, so B moves R as E's keys do with Eᵀ p̂ for p̂, and C as E's values do."""
 
 
 def outer(v: Float[Tensor, "N x"], w: Float[Tensor, "N y"]) -> Float[Tensor, "N x*y"]:
@@ -39,11 +59,12 @@ def outer(v: Float[Tensor, "N x"], w: Float[Tensor, "N y"]) -> Float[Tensor, "N 
 
 
 def accumulate(sums: dict, key: Hashable, left: Float[Tensor, "N x"], right: Float[Tensor, "N y"]) -> None:
-    """Add leftᵀ right to sums[key]."""
-    if key in sums:
-        sums[key].addmm_(left.T, right)
-    else:
-        sums[key] = left.T @ right
+    """Add leftᵀ right to sums[key]; the narrower side has the rows in memory, which is the faster way round."""
+    if key not in sums:
+        narrow, wide = sorted((left.shape[1], right.shape[1]))
+        zeros = left.new_zeros(narrow, -(-wide // ALIGNED) * ALIGNED)[:, :wide]
+        sums[key] = zeros if left.shape[1] == narrow else zeros.T
+    sums[key].addmm_(left.T, right)
 
 
 def strips(n: int) -> list[tuple[slice, slice]]:
@@ -53,15 +74,13 @@ def strips(n: int) -> list[tuple[slice, slice]]:
 
 
 def pack(M: Float[Tensor, "N n n"]) -> Float[Tensor, "N m"]:
-    """Return the upper triangle of symmetric matrices, flat."""
-    i, j = torch.triu_indices(*M.shape[1:], device=M.device)
-    return M[:, i, j]
+    """Return the upper triangle of symmetric matrices, flat; slices are several times faster than indices."""
+    return torch.cat([M[:, i, i:] for i in range(M.shape[1])], dim=1)
 
 
 def pack_outer(v: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
     """Return `pack(v vᵀ)`."""
-    i, j = torch.triu_indices(v.shape[1], v.shape[1], device=v.device)
-    return v[:, i] * v[:, j]
+    return torch.cat([v[:, i : i + 1] * v[:, i:] for i in range(v.shape[1])], dim=1)
 
 
 def unpacking(n: int, device: torch.device) -> Tensor:
@@ -92,16 +111,25 @@ class Square:
         return full.permute(2, 3, 0, 1) if self.packed_matrix else full
 
 
+Key = tuple[Pair, Side, Side, bool]
+Term = tuple[Side, Side, bool, Tensor]
+"""The sides, whether mirrored, and the sum (α, γ, β, δ)."""
+
+
 @dataclass
 class Sums:
     """All terms, by group pair, by how their sides are laid out, and whether their transpose belongs to the block."""
 
-    terms: dict[tuple[Pair, Side, Side, bool], Tensor] = field(default_factory=dict)
-    sizes: dict[tuple[Pair, Side, Side, bool], tuple[int, ...]] = field(default_factory=dict)
+    terms: dict[Key, Tensor] = field(default_factory=dict)
+    sizes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     """(α, γ, β, δ)."""
-    constants: dict[tuple[Pair, Side, Side, bool], Tensor] = field(default_factory=dict)
+    constants: dict[Key, Tensor] = field(default_factory=dict)
     """Broadcast to (α, γ, β, δ); they multiply the finished sum."""
+    packed: set[Key] = field(default_factory=set)
+    """Terms whose matrix is symmetric and summed packed."""
     squares: dict[tuple[Pair, Side], Square] = field(default_factory=dict)
+    unfolded: dict[Pair, list[Term]] = field(default_factory=dict)
+    """What `finished` returned."""
 
     def add(
         self,
@@ -112,14 +140,21 @@ class Sums:
         w: Float[Tensor, "N c"] | None,
         mirrored: bool = False,
         constant: Tensor | None = None,
+        symmetric: bool = False,
     ) -> None:
-        """Add a chunk. A vector None is a 1; a mirrored term stands for itself and its transpose."""
+        """Add a chunk. A vector None is a 1; a mirrored term stands for itself and its transpose.
+
+        `symmetric` says that M is, in every term added under these sides.
+        """
         key = (pair, *sides, mirrored)
         self.sizes[key] = (*M.shape[1:], 1 if v is None else v.shape[1], 1 if w is None else w.shape[1])
         if constant is not None:
             self.constants[key] = constant
+        if symmetric:
+            self.packed.add(key)
         vectors = [x for x in (v, w) if x is not None] or [torch.ones_like(M[:, :1, 0])]
-        accumulate(self.terms, key, M.flatten(1), outer(*vectors) if len(vectors) == 2 else vectors[0])
+        left = pack(M) if symmetric else M.flatten(1)
+        accumulate(self.terms, key, left, outer(*vectors) if len(vectors) == 2 else vectors[0])
 
     def add_by_position(
         self,
@@ -129,7 +164,10 @@ class Sums:
         w: Float[Tensor, "n l c"] | None,
         mirrored: bool = False,
     ) -> None:
-        """Add a chunk whose first vector is the one-hot vector of the position: one sum over samples per position."""
+        """Add a chunk whose first vector is the one-hot vector of the position: one sum over samples per position.
+
+        The second is w, None being a 1, or the same one-hot vector where its side says so.
+        """
         key = (pair, *sides, mirrored)
         L, sizes = M.shape[1], M.shape[2:]
         self.sizes[key] = (*sizes, L, 1 if w is None else w.shape[2])
@@ -156,48 +194,77 @@ class Sums:
         for rows, columns in strips(square.n):
             accumulate(known.strips, rows.start, packed, strip(rows, columns))
 
-    def take(self, pair: Pair, shape: tuple[int, ...], C: Tensor) -> Float[Tensor, "l t m u"] | None:
-        """Remove a group pair's terms and return their sum: rows (leading, trailing), columns likewise."""
-        found = []
-        for key in [key for key in self.terms if key[0] == pair]:
-            _, row, column, mirrored = key
-            term = as_term(self.terms.pop(key), row, self.sizes[key])
-            found.append((row, column, mirrored, term * self.constants[key] if key in self.constants else term))
-        found += [(side, side, False, square.whole()) for (of, side), square in self.squares.items() if of == pair]
-        self.squares = {key: square for key, square in self.squares.items() if key[0] != pair}
-        if not found:
-            return None
-        total = found[0][-1].new_zeros(shape)
-        for row, column, mirrored, term in found:
-            term = laid_out(term, row, column, C)
-            if pair[0] == "LN1":  # its one matrix index is (gamma, beta) in a row
-                term = term.reshape(*shape[:2], *term.shape[2:])
-            if pair[1] == "LN1":
-                term = term.reshape(*term.shape[:2], *shape[2:])
-            # A second-order term of a weight has no column for the bias, which comes last; positions are last rows.
-            n = len(term)
-            rows = slice(len(total) - n, None) if row.position else slice(0, n)
-            total[rows, :, : term.shape[2]] += term
+    def finished(self, pair: Pair) -> list[Term]:
+        """Return a group pair's sums, their indices apart."""
+        if pair not in self.unfolded:
+            terms = self.unfolded[pair] = []
+            for key in [key for key in self.terms if key[0] == pair]:
+                _, row, column, mirrored = key
+                term = as_term(self.terms.pop(key), row, column, self.sizes[key], key in self.packed)
+                terms.append((row, column, mirrored, term * self.constants[key] if key in self.constants else term))
+            for of, side in [of for of in self.squares if of[0] == pair]:
+                terms.append((side, side, False, self.squares.pop((of, side)).whole()))
+        return self.unfolded[pair]
+
+    def derived(self, pair: Pair) -> Iterator[Term]:
+        """Yield the terms of a pair with B or C in it, from those with the inputs in their place."""
+        source = ("E" if pair[0] in DERIVED else pair[0], "E" if pair[1] in DERIVED else pair[1])
+        for row, column, mirrored, term in self.finished(source):
+            ways = [(row, column, term)]
             if mirrored:
-                total[:, :, rows] += term.permute(2, 3, 0, 1)
-        return total
+                ways.append((column, row, term.permute(1, 0, 3, 2)))
+            for one, other, value in ways:
+                left = DERIVED[pair[0]].get(one) if pair[0] in DERIVED else one
+                right = DERIVED[pair[1]].get(other) if pair[1] in DERIVED else other
+                if left and right:
+                    yield left, right, False, value
+
+    def forget(self, pair: Pair) -> None:
+        """Drop a finished pair's terms, to free their memory."""
+        del self.unfolded[pair]
 
 
-def as_term(value: Tensor, row: Side, sizes: tuple[int, ...]) -> Float[Tensor, "a g b c"]:
+def summed(
+    terms: Iterable[Term], pair: Pair, shape: tuple[int, ...], maps: Mapping[str, Tensor]
+) -> Float[Tensor, "l t m u"] | None:
+    """Return a group pair's sum, None if it has no terms; `maps` holds the constant matrices that sides name."""
+    total: Tensor | None = None
+    for row, column, mirrored, term in terms:
+        if total is None:
+            total = term.new_zeros(shape)
+        value = laid_out(term, row, column, maps)
+        if pair[0] == "LN1":  # its one matrix index is (gamma, beta) in a row
+            value = value.reshape(*shape[:2], *value.shape[2:])
+        if pair[1] == "LN1":
+            value = value.reshape(*value.shape[:2], *shape[2:])
+        # A second-order term of a weight has no column for the bias, which comes last; positions are last rows.
+        n_rows, n_columns = len(value), value.shape[2]
+        rows = slice(shape[0] - n_rows, None) if row.position else slice(0, n_rows)
+        columns = slice(shape[2] - n_columns, None) if column.position else slice(0, n_columns)
+        total[rows, :, columns] += value
+        if mirrored:
+            total[columns, :, rows] += value.permute(2, 3, 0, 1)
+    return total
+
+
+def as_term(value: Tensor, row: Side, column: Side, sizes: tuple[int, ...], packed: bool) -> Float[Tensor, "a g b c"]:
     """Return a sum with its four indices apart."""
+    a, g, b, c = sizes
+    if packed:
+        return value[unpacking(a, value.device)].view(a, g, b, c)
     if not row.position:
         return value.view(sizes)
-    a, g, b, c = sizes
-    return value.view(b, a, g, c).permute(1, 2, 0, 3)
+    by_position = value.view(b, a, g, c).permute(1, 2, 0, 3)
+    return torch.diag_embed(by_position[..., 0]) if column.position else by_position
 
 
-def laid_out(term: Float[Tensor, "a g b c"], row: Side, column: Side, C: Tensor) -> Float[Tensor, "l t m u"]:
+def laid_out(
+    term: Float[Tensor, "a g b c"], row: Side, column: Side, maps: Mapping[str, Tensor]
+) -> Float[Tensor, "l t m u"]:
     """Return a term with its indices in the order of its groups."""
+    for index, name in enumerate((row.matrix_by, column.matrix_by, row.vector_by, column.vector_by)):
+        if name:
+            term = torch.tensordot(maps[name], term, dims=([1], [index])).movedim(0, index)
     rows = (0, 2) if row.matrix_first else (2, 0)
     columns = (1, 3) if column.matrix_first else (3, 1)
-    term = term.permute(*rows, *columns)
-    if row.mix:
-        term = torch.einsum("bacd,ja->bjcd", term, C)
-    if column.mix:
-        term = torch.einsum("bacd,jd->bacj", term, C)
-    return term
+    return term.permute(*rows, *columns)
