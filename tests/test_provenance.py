@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from curvature_gap.provenance import git_state, provenance, sha256, table_hashes, write_ro_crate
+from curvature_gap.provenance import git_state, provenance, sha256, table_hashes
 
 
 @pytest.fixture
@@ -42,15 +42,3 @@ def test_the_record_names_what_decides_a_number(results, tmp_path):
     assert record["datasets"]["mnist"]["sha256"] == "ab"
     assert record["versions"]["torch"] != "not installed"
     assert record["device"] == "cpu"
-
-
-def test_the_crate_describes_every_file_and_is_byte_stable(results, tmp_path):
-    record = provenance(results, tmp_path, {}, "lock", "cpu", {})
-    for name in ("one.json", "two.json"):
-        write_ro_crate(results, record, [results / "tables/a.csv"], tmp_path / name)
-    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    graph = {entity["@id"]: entity for entity in json.loads((tmp_path / "one.json").read_text())["@graph"]}
-    assert graph["tables/a.csv"]["sha256"] == sha256(results / "tables/a.csv")
-    assert graph["#run"]["@type"] == "CreateAction"
-    assert {"@id": "tables/a.csv"} in graph["#run"]["result"]
-    assert graph["ro-crate-metadata.json"]["conformsTo"]

@@ -5,7 +5,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,56 +88,3 @@ def provenance(
         "python": sys.version.split()[0],
         "tables": table_hashes(results),
     }
-
-
-def write_ro_crate(results: Path, record: Mapping[str, Any], files: Iterable[Path], destination: Path) -> None:
-    """Write RO-Crate metadata (`ro-crate-metadata.json`) that describes a run: files with SHA-256, software, action.
-
-    `destination` is the metadata file; the payload stays where it is.
-    """
-    from rocrate.model.contextentity import ContextEntity
-    from rocrate.rocrate import ROCrate
-
-    crate = ROCrate()
-    crate.name = f"Reproduction of arXiv 2510.16927, preset {record['preset']}"
-    crate.description = "Tables, figures and verdicts recomputed by the workflow, with their provenance."
-    crate.license = "https://spdx.org/licenses/MIT"
-    outputs = []
-    for path in sorted(files):
-        name = path.relative_to(results).as_posix()
-        properties = {"name": name, "sha256": sha256(path), "contentSize": str(path.stat().st_size)}
-        outputs.append(crate.add_file(path, dest_path=name, properties=properties))
-    software = [
-        crate.add(
-            ContextEntity(crate, f"#{package}", {"@type": "SoftwareApplication", "name": package, "version": version})
-        )
-        for package, version in record["versions"].items()
-    ]
-    inputs = [
-        crate.add(
-            ContextEntity(
-                crate,
-                f"#dataset-{name}",
-                {"@type": "Dataset", "name": name, "sha256": data["sha256"], "description": data["source"]},
-            )
-        )
-        for name, data in record["datasets"].items()
-    ]
-    action = {
-        "@type": "CreateAction",
-        "name": record["command"],
-        "description": f"on {record['hardware']['machine']}, device {record['device']}",
-        "identifier": record["git"]["commit"],
-    }
-    run = crate.add(ContextEntity(crate, "#run", action))
-    run["object"], run["result"], run["instrument"] = inputs, outputs, software
-    # The payload is described where it lies; only the metadata file is written, without the wall clock.
-    document = crate.metadata.generate()
-    for entity in document["@graph"]:
-        entity.pop("datePublished", None)
-        if entity["@id"] == "./":
-            entity["datePublished"] = "2025-10-19"
-    from curvature_gap.files import atomic_path
-
-    with atomic_path(destination) as temporary:
-        temporary.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -8,7 +8,8 @@ from curvature_gap.job import job
 with job(snakemake):
     from curvature_gap.devices import precision_flags, set_precision
     from curvature_gap.files import atomic_path
-    from curvature_gap.provenance import provenance, write_ro_crate
+    from curvature_gap.provenance import provenance
+    from curvature_gap.ro_crate import write_ro_crate
 
     set_precision()
     results = Path(snakemake.params.results)
