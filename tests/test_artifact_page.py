@@ -121,6 +121,11 @@ def test_a_claim_that_is_not_supported_says_why(run):
     assert "| X-1 | a\\|b | no such data |" in page
 
 
+def test_what_the_benchmark_decides_names_its_command(run):
+    (claim,) = [claim for claim in CLAIMS if claim.id == "OURS_speed_over_curvlinops"]
+    assert claim_lines([claim], run)[0]["compute"] == "`make bench`"
+
+
 def test_cells_do_not_break_the_table():
     assert cell("|w*|") == "\\|w\\*\\|"
 
@@ -136,6 +141,7 @@ def test_cells_do_not_break_the_table():
         ("FIG-5_keys_and_values", ("run", "place", "row", "sense")),
         ("OURS_block_data_bound", ("run", "row", "sense", "proof")),
         ("OURS_bounds_valid_random", ("run", "row", "sense")),
+        ("OURS_speed_over_curvlinops", ("run", "row", "sense")),
     ],
 )
 def test_what_decides_a_claim_says_how_to_check_it(id, expected):

@@ -1,5 +1,6 @@
 """Claims: the file is complete, and each way of deciding gives each verdict it can give."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,23 @@ def test_a_violated_bound_says_by_how_much(results):
 )
 def test_a_number_is_compared_with_the_papers(results, changes, verdict):
     assert decide(number(**changes), results, "laptop").verdict == verdict
+
+
+@pytest.mark.parametrize(("expected", "verdict"), [(8.0, "reproduced"), (9.0, "not_reproduced")])
+def test_a_speed_is_read_from_the_committed_benchmark(results, tmp_path, monkeypatch, expected, verdict):
+    monkeypatch.chdir(tmp_path)
+    claim = number(
+        decide={"bench": "over", "filter": "parameters == 7", "reduce": "min"}, comparison="at_least", expected=expected
+    )
+    missing = decide(claim, results, "smoke")
+    assert (missing.verdict, missing.evidence) == ("not_run", "expected/bench/machine.json has no such row in this run")
+    path = tmp_path / "expected/bench/machine.json"
+    path.parent.mkdir(parents=True)
+    rows = [{"parameters": p, "over": over} for p, over in ((7, 8.5), (7, 10.0), (5, 1.0))]
+    path.write_text(json.dumps({"ratios": rows}))
+    found = decide(claim, results, "smoke")
+    assert (found.verdict, found.measured) == (verdict, "8.5")
+    assert claim.needs() == []
 
 
 def test_the_tolerance_factor_moves_the_verdict(results):

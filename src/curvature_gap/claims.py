@@ -10,6 +10,8 @@ from typing import Any, Literal
 Verdict = Literal["reproduced", "reproduced_after_correction", "refuted", "not_reproduced", "not_run"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "reproduced_after_correction", "refuted", "not_reproduced", "not_run")
 COMPARISONS = ("within", "at_least", "at_most", "exists")
+BENCHMARK = Path("expected/bench/machine.json")
+"""The committed benchmark, in the clone: measured apart from any run, so every preset reads the same."""
 
 
 class ClaimsError(ValueError):
@@ -24,7 +26,8 @@ class Claim:
         id: The paper's id, or one of ours for a claim that goes beyond it.
         statement: What is claimed, in a sentence.
         where: Where it stands in the paper.
-        decide: What decides it: `{statement: ID}`, `{table, filter, value, reduce}` or `{files: [...]}`.
+        decide: What decides it: `{statement: ID}`, `{table, filter, value, reduce}`, `{files: [...]}`, or, for the
+            ratios of the committed benchmark, `{bench: COLUMN, filter, reduce}`.
         expected_verdict: PASS means that the measured verdict equals it.
         presets: The presets that can decide it.
         comparison: How measured and expected are compared, for a table.
@@ -50,9 +53,9 @@ class Claim:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        kinds = [key for key in ("statement", "table", "files") if key in self.decide]
+        kinds = [key for key in ("statement", "table", "files", "bench") if key in self.decide]
         if self.supported and len(kinds) != 1:
-            raise ClaimsError(f"{self.id}: decide needs exactly one of statement, table, files; it has {kinds}.")
+            raise ClaimsError(f"{self.id}: decide needs exactly one of statement, table, files, bench; it has {kinds}.")
         if self.comparison not in COMPARISONS:
             raise ClaimsError(f"{self.id}: comparison {self.comparison!r} is not one of {', '.join(COMPARISONS)}.")
         for verdict in (self.expected_verdict, self.otherwise):
@@ -64,8 +67,8 @@ class Claim:
             raise ClaimsError(f"{self.id}: a tolerance needs its reason.")
 
     def needs(self) -> list[str]:
-        """Return the files below results/<preset> that decide this claim."""
-        if not self.supported:
+        """Return the files below results/<preset> that decide this claim; the benchmark's claims need none of a run."""
+        if not self.supported or "bench" in self.decide:
             return []
         if "statement" in self.decide:
             return ["tables/statements.csv"]
@@ -147,7 +150,8 @@ def decide(claim: Claim, results: Path, preset: str, tolerance_factor: float = 1
         return _decision(claim, "drawn", "drawn", "reproduced", 0, ", ".join(claim.needs()))
     measured = _measure(claim, results)
     if measured is None or not math.isfinite(measured.value):
-        return _decision(claim, expected, "", "not_run", 0, f"{claim.needs()[0]} has no such row in this run")
+        where = claim.needs()[0] if claim.needs() else BENCHMARK.as_posix()
+        return _decision(claim, expected, "", "not_run", 0, f"{where} has no such row in this run")
     holds = _holds(claim, measured.value, tolerance_factor)
     verdict = "reproduced" if holds else claim.otherwise
     return _decision(claim, expected, f"{measured.value:.6g}", verdict, measured.n_seeds, measured.evidence)
@@ -205,18 +209,22 @@ def _measure(claim: Claim, results: Path) -> Measurement | None:
     import pandas as pd
 
     rule = claim.decide
-    path = results / "tables" / f"{rule['table']}.csv"
-    frame = pd.read_csv(path)
-    chosen = frame.query(rule["filter"]) if "filter" in rule else frame
+    if "bench" in rule:
+        source, name = BENCHMARK.as_posix(), rule["bench"]
+        frame = pd.DataFrame(json.loads(BENCHMARK.read_text(encoding="utf-8"))["ratios"] if BENCHMARK.is_file() else [])
+    else:
+        source, name = f"tables/{rule['table']}.csv", rule["value"]
+        frame = pd.read_csv(results / source)
+    chosen = frame.query(rule["filter"]) if "filter" in rule and len(frame) else frame
     if chosen.empty:
         return None
-    column = pd.to_numeric(chosen[rule["value"]], errors="coerce").dropna()
+    column = pd.to_numeric(chosen[name], errors="coerce").dropna()
     if column.empty:
         return None
     value = float(getattr(column, rule.get("reduce", "mean"))())
     n_seeds = int(chosen["seed"].nunique()) if "seed" in chosen else int(chosen.get("n_seeds", pd.Series(0)).max())
     filter_text = f", {rule['filter']}" if "filter" in rule else ""
-    evidence = f"tables/{path.name}: {rule.get('reduce', 'mean')} of {rule['value']}{filter_text}"
+    evidence = f"{source}: {rule.get('reduce', 'mean')} of {name}{filter_text}"
     return Measurement(value, n_seeds, evidence)
 
 

@@ -177,10 +177,9 @@ def measured_text(text: str) -> str:
 
 
 def kind_of(claim: Claim) -> str:
-    """Return statement, table or figure: what decides the claim."""
-    return {"statement": "statement", "table": "measurement", "files": "figure"}.get(
-        next(iter(claim.decide), ""), "other"
-    )
+    """Return statement, measurement or figure, by what decides the claim; other where nothing does."""
+    kinds = {"statement": "statement", "table": "measurement", "bench": "measurement", "files": "figure"}
+    return kinds.get(next(iter(claim.decide), ""), "other")
 
 
 def verdict_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
