@@ -18,11 +18,13 @@ from curvature_gap.block_requests import ATTENTION, FEED_FORWARD, Pair, Plan, Sp
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import AttentionCurvature, FeedForwardCurvature, Forward, Weights, with_ones
 from curvature_gap.token_sums import (
+    IN_Q,
     KEY,
     MATRIX_FIRST,
     VALUE,
     VALUE_OF_R_BAR,
     VECTOR_FIRST,
+    VECTOR_IN_Q,
     Side,
     Square,
     Sums,
@@ -120,19 +122,18 @@ def tangents(chunk: Chunk, group: str, span: Span) -> list[Tangent]:
 
     Source: G.
     """
-    t, att, B, C, d = chunk.t, chunk.att, chunk.w.B, chunk.w.C, chunk.d
+    t, att, B, C_Q, d = chunk.t, chunk.att, chunk.w.B, chunk.w.C_Q, chunk.d
     assert att is not None
     X = t.X.flatten(0, 1)
     if group == "C":
-        return [Tangent(None, att.mean[:, span.leading], VECTOR_FIRST, value=span.leading)]
+        return [Tangent(None, att.mean[:, span.leading], IN_Q, value=span.leading)]
     if group == "B":
         keys = span.trailing
-        Gamma = att.covariance[:, keys, :d] @ C
+        Gamma = att.covariance[:, keys, :d] @ C_Q
         return [Tangent(Gamma, X[:, span.leading], VECTOR_FIRST, score=lambda z: z[:, keys])]
     inputs = slice(d + span.start, d + span.stop)
-    as_query = B @ (att.covariance[:, :d, :d] @ C)
-    as_query.diagonal(dim1=1, dim2=2).add_(1)
-    as_key = att.covariance[:, inputs, :d] @ C
+    as_query = B @ (att.covariance[:, :d, :d] @ C_Q) + chunk.w.Q
+    as_key = att.covariance[:, inputs, :d] @ C_Q
     p = t.p.flatten(0, 1)[:, span.leading]
     return [
         Tangent(as_query, p, VECTOR_FIRST, lambda z: B @ z[:, :d], positions=positions_in(chunk, span)),
@@ -193,7 +194,7 @@ def attention_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
 
 def of_R_bar(side: Side) -> Side:
     """Return the side of a value whose trailing index is that of R_bar, its matrix index that of the values."""
-    return VALUE_OF_R_BAR if side == VALUE else MATRIX_FIRST
+    return VALUE_OF_R_BAR if side == VALUE else VECTOR_IN_Q
 
 
 def add_tangent_square(sums: Sums, chunk: Chunk, pair: Pair, f: Tangent, M: Float[Tensor, "N x x"]) -> None:
@@ -269,27 +270,27 @@ def targets(chunk: Chunk, group: str, span: Span) -> list[Target]:
         by_gamma = by_Y * t.r_hat[:, None, :] + ff.J_R * ff.Y_bar[:, None, :]
         return [Target(torch.cat([by_gamma, by_Y], dim=-1), None, VECTOR_FIRST)]
     if group == "W1":  # ∂U = Y ∂W_1: Y moves with R
-        first = Target(ff.H_RS, chunk.y_hat(span.leading), VECTOR_FIRST, W=w["W_2"].T, mask=t.D)
+        first = Target(ff.H_RS, chunk.y_hat(span.leading), VECTOR_FIRST, W=w.W_2_Q.T, mask=t.D)
         again = slice(span.start, min(span.stop, d))
         second = Target(ff.R_to_Y[:, :, again], ff.U_bar, MATRIX_FIRST)
     else:  # ∂S = h ∂W_2: h moves with R where its unit is active
-        first = Target(ff.H_RS, chunk.h_hat(span.leading), VECTOR_FIRST)
+        first = Target(ff.H_RS, chunk.h_hat(span.leading), IN_Q)
         again = slice(span.start, min(span.stop, t.h.shape[1]))
-        second = Target(ff.R_to_Y, ff.S_bar, MATRIX_FIRST, W=w["W_1"][:, again], mask=t.D[:, again])
+        second = Target(ff.R_to_Y, ff.S_bar, VECTOR_IN_Q, W=w["W_1"][:, again], mask=t.D[:, again])
     return [first, second] if again.start < again.stop else [first]
 
 
 def folded_targets(chunk: Chunk, span: Span, first: Target) -> list[Target]:
     """Return the targets of W1 for a tangent whose matrix is the identity: one dense product instead of two.
 
-    ∂Y/∂R = (I − 1 1ᵀ/d) diag(gamma)/σ − λ (Y − beta)ᵀ with λ = r̂/(d σ). The last part has the vector Y, as the first
+    ∂Y/∂R = Qᵀ diag(gamma)/σ − λ (Y − beta)ᵀ with λ = Qᵀ r̂/(d σ). The last part has the vector Y, as the first
     target has, and joins it; what is left has constants in place of a matrix or a vector.
     """
     w, t, ff, d = chunk.w, chunk.t, chunk.ff, chunk.d
     shift = with_ones(w["LN1_beta"], w.architecture.bias)[span.leading]
     again = slice(span.start, min(span.stop, d))
-    centred = (torch.eye(d, dtype=t.Y.dtype, device=t.Y.device) - 1 / d) * w["LN1_gamma"]
-    folded = (t.r_hat / (d * t.r_sigma))[:, :, None] * ff.U_bar[:, None, :]
+    centred = w.Q.T * w["LN1_gamma"]
+    folded = (t.r_hat @ w.Q / (d * t.r_sigma))[:, :, None] * ff.U_bar[:, None, :]
     return [
         Target(first.M - folded, first.w, VECTOR_FIRST),
         Target(folded, None, Side(constant="shift"), shift),
@@ -313,9 +314,9 @@ def mixed_pairs(sums: Sums, chunk: Chunk, column: str, rows: dict[str, Spans]) -
 def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
     """Add two feed-forward groups: tangentᵀ H_SS tangent, with ∂S/∂U = D W_2 and ∂S/∂Y = M. Source: T5."""
     w, t, ff = chunk.w, chunk.t, chunk.ff
-    W_2, D = w["W_2"], t.D
+    W_2, D = w.W_2_Q, t.D
     leading, columns = spans[0].leading, spans[1].leading
-    sides = (VECTOR_FIRST, VECTOR_FIRST)
+    sides = (IN_Q if pair[0] == "W2" else VECTOR_FIRST, IN_Q if pair[1] == "W2" else VECTOR_FIRST)
     if pair == ("LN1", "LN1"):
         H_LY = scaled_rows(ff.M @ ff.H_SS, t.r_hat) @ ff.M.mT
         sums.add(pair, sides, scaled_rows(H_LY.mT, t.r_hat), None, None)
@@ -328,7 +329,7 @@ def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> Non
         sums.add(pair, sides, (W_2 @ ff.H_SS) * D[:, :, None], chunk.y_hat(leading), chunk.h_hat(columns))
     elif pair == ("W2", "W2"):
         if leading == columns:
-            add_square(sums, pair, VECTOR_FIRST, ff.H_SS, chunk.h_hat(leading))
+            add_square(sums, pair, IN_Q, ff.H_SS, chunk.h_hat(leading))
         else:
             sums.add(pair, sides, ff.H_SS, chunk.h_hat(leading), chunk.h_hat(columns))
     else:
@@ -379,9 +380,9 @@ def pooled_terms(chunk: Chunk, group: str, span: Span) -> Iterator[tuple[Tensor,
     if group == "LN1":
         yield scaled_rows(ff.M @ ff.J_S, t.r_hat), None, VECTOR_FIRST
     elif group == "W1":
-        yield (w["W_2"] @ ff.J_S) * t.D[:, :, None], chunk.y_hat(span.leading), VECTOR_FIRST
+        yield (w.W_2_Q @ ff.J_S) * t.D[:, :, None], chunk.y_hat(span.leading), VECTOR_FIRST
     elif group == "W2":
-        yield ff.J_S, chunk.h_hat(span.leading), VECTOR_FIRST
+        yield ff.J_S, chunk.h_hat(span.leading), IN_Q
     else:
         R_to_s = ff.R_to_S @ ff.J_S
         for f in chunk.tangents(group, span):
@@ -408,11 +409,11 @@ def pooled_jacobian(chunk: Chunk, group: str, span: Span) -> Float[Tensor, "n k 
 def add_gradients(sums: dict, chunk: Chunk) -> None:
     """Add the sums that hold the gradients by B, C and the feed-forward weights."""
     t, ff, att = chunk.t, chunk.ff, chunk.att
-    accumulate(sums, "r_S_D", outer(with_ones(t.r_hat, True), ff.S_bar), t.D)
+    accumulate(sums, "r_S_D", outer(with_ones(t.r_hat, True), ff.S_bar @ chunk.w.Q.T), t.D)
     if att is not None:
         z = torch.cat([t.X, t.p], dim=-1).flatten(0, 1)[:, : att.tilted.shape[1]]
         accumulate(sums, "z_T_z", z, att.tilted)
-        accumulate(sums, "z_A_R", att.mean, ff.R_bar)
+        accumulate(sums, "z_A_R", att.mean, ff.R_bar @ chunk.w.Q.T)
 
 
 def add_pairs(sums: Sums, chunk: Chunk, plan: Plan) -> None:

@@ -8,6 +8,9 @@ The chain of one block, row vectors throughout (n samples, L tokens, N = n L tok
 Queries and keys enter through B alone, values and output projection through C alone; so curvature is computed with
 respect to B and C, and one small multiplication per block leads back to the four weights.
 
+LayerNorm sees only what is orthogonal to 1, so ∂R and ∂S are taken in an orthonormal basis of that: the columns of Q,
+d x (d − 1). That saves a share 1/d of most sums over tokens. Y, r̂ and ŝ stay in their own coordinates.
+
 A bar is a derivative of the loss (`S_bar` = ∂loss/∂S per token), `H_SS` the second derivative with respect to S of
 that token, everything behind S held fixed. `L` is the number of tokens.
 """
@@ -50,6 +53,20 @@ class Weights:
         return self["W_V"] @ self["W_O"] if self.architecture.output_projection else self["W_V"]
 
     @property
+    def Q(self) -> Float[Tensor, "d a"]:
+        return orthogonal_to_ones(self["W_1"])
+
+    @property
+    def C_Q(self) -> Float[Tensor, "d a"]:
+        """Return C Q: how A X moves R."""
+        return self.C @ self.Q
+
+    @property
+    def W_2_Q(self) -> Float[Tensor, "f k"]:
+        """Return W_2 Q: how h moves S."""
+        return self["W_2"] @ self.Q
+
+    @property
     def E(self) -> Float[Tensor, "m d"]:
         rows = [self.parameters[name] for name in ("embed", "embed_bias", "positions") if name in self.parameters]
         return torch.cat([torch.atleast_2d(row) for row in rows])
@@ -57,7 +74,15 @@ class Weights:
     @property
     def maps(self) -> dict[str, Tensor]:
         """What sums over tokens are multiplied by at the end, by the names that `token_sums.Side` uses."""
-        return {"B": self.B.T, "C": self.C, "E": self.E.T}
+        return {"B": self.B.T, "C": self.C_Q, "E": self.E.T, "Q": self.Q}
+
+
+def orthogonal_to_ones(like: Float[Tensor, "d _"]) -> Float[Tensor, "d a"]:
+    """Return an orthonormal basis of what is orthogonal to 1, as columns: the reflection of 1/√d onto the last axis."""
+    d = len(like)
+    identity = torch.eye(d, dtype=like.dtype, device=like.device)
+    v = identity[:, -1] - d**-0.5
+    return (identity - torch.outer(v, v) * (2 / (v @ v)))[:, :-1]
 
 
 def with_ones(V: Float[Tensor, "... v"], append: bool) -> Float[Tensor, "... w"]:
@@ -80,23 +105,23 @@ def layer_norm_core(X: Float[Tensor, "... d"], eps: float) -> tuple[Float[Tensor
     return layer_norm(X, eps=eps), sigma
 
 
-def layer_norm_jacobian(x_hat: Float[Tensor, "... d"], sigma: Float[Tensor, "... 1"]) -> Float[Tensor, "... d d"]:
-    """Return ∂x̂/∂X = (I − 1 1ᵀ/d − x̂ x̂ᵀ/d)/σ, symmetric. Source: T2, row by row."""
-    d = x_hat.shape[-1]
-    C = torch.eye(d, dtype=x_hat.dtype, device=x_hat.device) - 1 / d
-    return (C - x_hat[..., :, None] * (x_hat / d)[..., None, :]) / sigma[..., None]
+def layer_norm_jacobian(x_hat: Float[Tensor, "N a"], sigma: Float[Tensor, "N 1"]) -> Float[Tensor, "N a a"]:
+    """Return ∂x̂/∂X = (I − x̂ x̂ᵀ/d)/σ, symmetric, with X and x̂ in the basis Q, d − 1 numbers each. Source: T2."""
+    d = x_hat.shape[-1] + 1
+    identity = torch.eye(d - 1, dtype=x_hat.dtype, device=x_hat.device)
+    return (identity - x_hat[..., :, None] * (x_hat / d)[..., None, :]) / sigma[..., None]
 
 
 def layer_norm_second(
-    w: Float[Tensor, "... d"], x_hat: Float[Tensor, "... d"], sigma: Float[Tensor, "... 1"], J: Float[Tensor, "... d d"]
-) -> tuple[Float[Tensor, "... d"], Float[Tensor, "... d d"]]:
-    """Return gradient and Hessian of w · x̂(X) with respect to X.
+    w: Float[Tensor, "N a"], x_hat: Float[Tensor, "N a"], sigma: Float[Tensor, "N 1"], J: Float[Tensor, "N a a"]
+) -> tuple[Float[Tensor, "N a"], Float[Tensor, "N a a"]]:
+    """Return gradient and Hessian of w · x̂(X) with respect to X, all in the basis Q.
 
     ∇ = J w and ∇² = −(∇ x̂ᵀ + x̂ ∇ᵀ + (w·x̂) J)/(σ d), from ∂σ/∂X = x̂/d. Source: T3, contracted with a cotangent.
     """
-    d = x_hat.shape[-1]
+    d = x_hat.shape[-1] + 1
     s = (w * x_hat).sum(dim=-1, keepdim=True)
-    gradient = (w - w.mean(dim=-1, keepdim=True) - x_hat * (s / d)) / sigma
+    gradient = (w - x_hat * (s / d)) / sigma
     G = gradient[..., :, None] * x_hat[..., None, :]
     scale = (-1 / (d * sigma))[..., None]
     return gradient, (G + G.mT + s[..., None] * J) * scale
@@ -140,14 +165,17 @@ def forward(w: Weights, images: Float[Tensor, "n c s s"]) -> Forward:
 
 @dataclass(frozen=True)
 class FeedForwardCurvature:
-    """Derivatives of a token from LN2 back to R, the input of LN1; `a` runs over R, `c` over Y, `k` over S."""
+    """Derivatives of a token from LN2 back to R, the input of LN1.
+
+    `a` runs over R and `k` over S, both in the basis Q; `c` over Y, r̂ or ŝ.
+    """
 
     S_bar: Float[Tensor, "N k"]
-    J_S: Float[Tensor, "N k k"]
+    J_S: Float[Tensor, "N k c"]
     """∂ŝ/∂S."""
     H_SS: Float[Tensor, "N k k"]
     M: Float[Tensor, "N c k"]
-    """∂S/∂Y = I + W_1 D W_2."""
+    """∂S/∂Y = (I + W_1 D W_2) Q."""
     U_bar: Float[Tensor, "N f"]
     Y_bar: Float[Tensor, "N c"]
     J_R: Float[Tensor, "N a c"]
@@ -162,21 +190,23 @@ class FeedForwardCurvature:
 
 def feed_forward_curvature(w: Weights, t: Forward, s_hat_bar: Float[Tensor, "N k"]) -> FeedForwardCurvature:
     """Go back from a cotangent on ŝ = LN2's normalised output to R. Source: T4, T5, L1."""
-    d, N = t.Y.shape[1], len(t.Y)
-    J_S = layer_norm_jacobian(t.s_hat, t.s_sigma)
-    S_bar, H_SS = layer_norm_second(s_hat_bar, t.s_hat, t.s_sigma, J_S)
+    Q, W_2 = w.Q, w.W_2_Q
+    r_hat, s_hat = t.r_hat @ Q, t.s_hat @ Q
+    J_S = layer_norm_jacobian(s_hat, t.s_sigma)
+    S_bar, H_SS = layer_norm_second(s_hat_bar @ Q, s_hat, t.s_sigma, J_S)
     # W_1 D W_2 = Σ_i D_i (column i of W_1)(row i of W_2): one matrix product for all tokens.
-    rank_ones = (w["W_1"].T[:, :, None] * w["W_2"][:, None, :]).flatten(1)
-    M = (t.D @ rank_ones).reshape(N, d, d) + torch.eye(d, dtype=t.Y.dtype, device=t.Y.device)
-    U_bar = t.D * (S_bar @ w["W_2"].T)
-    Y_bar = S_bar + U_bar @ w["W_1"].T
-    J_R = layer_norm_jacobian(t.r_hat, t.r_sigma)
-    R_bar, H_RR_of_LN = layer_norm_second(w["LN1_gamma"] * Y_bar, t.r_hat, t.r_sigma, J_R)
+    rank_ones = (w["W_1"].T[:, :, None] * W_2[:, None, :]).flatten(1)
+    M = (t.D @ rank_ones).view(-1, *Q.shape) + Q
+    U_bar = t.D * (S_bar @ W_2.T)
+    Y_bar = S_bar @ Q.T + U_bar @ w["W_1"].T
+    J_R = layer_norm_jacobian(r_hat, t.r_sigma)
+    R_bar, H_RR_of_LN = layer_norm_second((w["LN1_gamma"] * Y_bar) @ Q, r_hat, t.r_sigma, J_R)
+    J_R = J_R @ Q.T
     R_to_Y = J_R * w["LN1_gamma"]
     R_to_S = R_to_Y @ M
     H_RS = R_to_S @ H_SS
     H_RR = torch.baddbmm(H_RR_of_LN, H_RS, R_to_S.mT)
-    return FeedForwardCurvature(S_bar, J_S, H_SS, M, U_bar, Y_bar, J_R, R_to_Y, R_to_S, H_RS, R_bar, H_RR)
+    return FeedForwardCurvature(S_bar, J_S @ Q.T, H_SS, M, U_bar, Y_bar, J_R, R_to_Y, R_to_S, H_RS, R_bar, H_RR)
 
 
 @dataclass(frozen=True)
@@ -196,7 +226,7 @@ class AttentionCurvature:
 
 def attention_curvature(w: Weights, t: Forward, R_bar: Float[Tensor, "N a"], with_inputs: bool) -> AttentionCurvature:
     """Return the moments; without `with_inputs` z is X alone. Source: L2, SM."""
-    value = (R_bar.reshape(t.X.shape) @ w.C.T) @ t.X.mT
+    value = (R_bar.view(*t.X.shape[:2], -1) @ w.C_Q.T) @ t.X.mT
     T_bar = t.A * (value - (t.A * value).sum(dim=-1, keepdim=True))
     z = torch.cat([t.X, t.p], dim=-1) if with_inputs else t.X
     mean, tilted = t.A @ z, T_bar @ z

@@ -41,6 +41,9 @@ class Side:
 
 VECTOR_FIRST = Side()
 MATRIX_FIRST = Side(matrix_first=True)
+IN_Q = Side(matrix_by="Q")
+"""The trailing index is that of R or S, in the basis Q of what is orthogonal to 1."""
+VECTOR_IN_Q = Side(matrix_first=True, vector_by="Q")
 # The inputs, X = p̂ E, move R as queries (vector p̂), as keys (κ = X B) and as values (A X C). A mixed derivative by a
 # value and by R_bar has the value's index in its matrix.
 KEY = Side(matrix_first=True, vector_by="B")
@@ -48,7 +51,10 @@ VALUE = Side(matrix_by="C")
 VALUE_OF_R_BAR = Side(matrix_first=True, vector_by="C")
 DERIVED = {
     "B": {KEY: Side(matrix_by="E")},
-    "C": {VALUE: Side(vector_by="E"), VALUE_OF_R_BAR: Side(matrix_first=True, matrix_by="E")},
+    "C": {
+        VALUE: Side(matrix_by="Q", vector_by="E"),
+        VALUE_OF_R_BAR: Side(matrix_first=True, matrix_by="E", vector_by="Q"),
+    },
 }
 """With learned positions X is p̂ E in full, so B moves R as E's keys do with Eᵀ p̂ for p̂, and C as E's values do."""
 
