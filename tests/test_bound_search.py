@@ -14,6 +14,7 @@ from curvature_gap.bound_search import (
     ERRATA,
     PARENTS,
     SearchBudget,
+    _starts,
     describe_witness,
     load_witness,
     norm_inequality_table,
@@ -22,6 +23,7 @@ from curvature_gap.bound_search import (
     run_bound_checks,
     save_witness,
     search,
+    search_together,
 )
 
 TINY = SearchBudget(instances=57, ascents=2, steps=3, seed=1)
@@ -181,3 +183,19 @@ def test_a_missing_or_foreign_witness_is_refused_in_words(checked, tmp_path):
     save_witness(tmp_path / "N2.npz", checked["N1"][1])
     with pytest.raises(ValueError, match="of N1, not of N2"):
         describe_witness("N2", tmp_path)
+
+
+def test_searching_together_changes_no_result():
+    cases = [BOUND_CASES[id] for id in ("T1_main", "T1_appendix")]
+    wanted = [(case, comparison) for case in cases for comparison in (case.printed, case.other)]
+    for (case, comparison), together in zip(wanted, search_together(wanted, TINY), strict=True):
+        alone = search(case, comparison, TINY)
+        assert together.witness.piece == alone.witness.piece
+        assert together.ratio == pytest.approx(alone.ratio, rel=1e-9)
+        for name, tensor in together.witness.inputs.items():
+            torch.testing.assert_close(tensor, alone.witness.inputs[name], rtol=1e-9, atol=1e-12)
+
+
+def test_every_piece_is_climbed_when_ascents_suffice():
+    first, second = (_starts(torch.ones(4, 5), range(a, a + 3), torch.Generator())[1] for a in (0, 3))
+    assert first + second == [0, 1, 2, 3, 4, 0]

@@ -20,6 +20,7 @@ from curvature_gap.bounds_table import (
     initial_weights,
     model_rows,
     regression_rows,
+    theory_cases,
     theory_instance,
     theory_rows,
     validate_bounds,
@@ -131,7 +132,7 @@ def test_unknown_initialisation_and_zero_norm():
 @pytest.mark.slow
 def test_looseness_at_the_stated_size():
     """Bound over exact at L = 49, d_V = d_K = 16, d_ff = 64, four initialisations, two seeds."""
-    for row in theory_rows():
+    for row in theory_rows(theory_cases()):
         if row["block"] != "total":
             continue
         block = "block" in row["run"]
@@ -142,7 +143,7 @@ def test_looseness_at_the_stated_size():
 
 @pytest.mark.slow
 def test_baselines_order():
-    for row in baseline_rows(seeds=[0]):
+    for row in baseline_rows(theory_cases([0])):
         assert 1 - 1e-12 <= row["floor"] <= row["block_norms"] * (1 + 1e-12)
         assert row["lanczos_10"] <= row["lanczos_60"] * (1 + 1e-12) <= 1 + 1e-11
         assert row["lanczos_60"] > 0.99

@@ -28,8 +28,6 @@ from curvature_gap.theory import printed_bounds as pb
 from curvature_gap.theory.exact_norms import (
     ATTENTION_WEIGHTS,
     BLOCK_WEIGHTS,
-    attention_loss_hessian,
-    block_loss_hessian,
     frobenius_norm,
     layer_norm_hessian_blocks,
     layer_norm_jacobian_blocks,
@@ -86,6 +84,8 @@ class BoundCase:
     other: Comparison | None = None
     reading: str = ""
     other_reading: str = ""
+    exact_side: str = ""
+    """Cases of one name, inputs and sizes share derivatives: their ascents go together. Empty: alone."""
 
 
 def _single(exact: Side, bound: Side, second: Oracle) -> Comparison:
@@ -101,13 +101,17 @@ def _names(pairs: Sequence[pb.Pair]) -> tuple[str, ...]:
 
 
 def _attention_loss(i: Instances) -> Sides:
-    return [spectral_norm(attention_loss_hessian(i.attention, i.inputs["residual"]))]
+    return [i.once("attention loss", lambda: spectral_norm(i.attention_loss_hessian))]
 
 
 def _attention_loss_blocks(i: Instances) -> Sides:
-    H = attention_loss_hessian(i.attention, i.inputs["residual"])
+    H = i.attention_loss_hessian
     places = places_of({k: i.attention.U[k].shape[-1] if k != "V" else i.d_V**2 for k in ATTENTION_WEIGHTS})
-    return [spectral_norm(H[:, places[a], places[b]]) for a, b in MAIN_PAIRS]
+
+    def norm(a: str, b: str) -> Tensor:
+        return i.once(("attention loss", a, b), lambda: spectral_norm(H[:, places[a], places[b]]))
+
+    return [norm(*pair) for pair in MAIN_PAIRS]
 
 
 def _main_with_keys(i: Instances) -> Sides:
@@ -124,15 +128,23 @@ def _appendix_with_keys(i: Instances) -> Sides:
 
 def _rows(i: Instances) -> tuple[Tensor, Tensor, Tensor]:
     """Return ‖X‖_2, the smallest centred row norm and the smallest row standard deviation."""
-    M = i.X - i.X.mean(dim=-1, keepdim=True)
-    norm = torch.linalg.vector_norm(M, dim=-1).amin(dim=-1)
-    return spectral_norm(i.X), norm, norm / sqrt(i.d_V)
+
+    def compute() -> tuple[Tensor, Tensor, Tensor]:
+        M = i.X - i.X.mean(dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(M, dim=-1).amin(dim=-1)
+        return spectral_norm(i.X), norm, norm / sqrt(i.d_V)
+
+    return i.once("rows", compute)
 
 
 def _layer_norm_exact(order: int) -> Side:
     if order == 1:
-        return lambda i: [row_blocks_norm(layer_norm_jacobian_blocks(i.X))]
-    return lambda i: [spectral_norm(layer_norm_hessian_blocks(i.X).flatten(-3, -2)).amax(dim=-1)]
+        return lambda i: [i.once("LN Jacobian", lambda: row_blocks_norm(layer_norm_jacobian_blocks(i.X)))]
+
+    def hessian_norm(i: Instances) -> Tensor:
+        return spectral_norm(layer_norm_hessian_blocks(i.X).flatten(-3, -2)).amax(dim=-1)
+
+    return lambda i: [i.once("LN Hessian", lambda: hessian_norm(i))]
 
 
 def _layer_norm_bound(order: int, deviation: bool) -> Side:
@@ -154,7 +166,7 @@ def _layer_norm_corrected(order: int) -> Side:
 def _phi_exact(pairs: tuple[pb.Pair, ...], loss_factor: bool) -> Side:
     def exact(i: Instances) -> Sides:
         scale = 2 / (i.L * i.d_V) if loss_factor else 1.0
-        return [scale * unfolding_norm(i.attention.Phi(*pair)) for pair in pairs]
+        return [scale * i.second_norm(*pair) for pair in pairs]
 
     return exact
 
@@ -171,7 +183,7 @@ def _phi_comparison(
 
 
 def _xi_norms(i: Instances, pairs: tuple[pb.Pair, ...]) -> list[Tensor]:
-    return [unfolding_norm(i.block.xi(*pair)) for pair in pairs]
+    return [i.sum_second_norm(*pair) for pair in pairs]
 
 
 def _smallest(values: Sequence[Tensor]) -> list[Tensor]:
@@ -179,31 +191,28 @@ def _smallest(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _xi_1k_bound(i: Instances) -> Sides:
-    scale = sqrt(i.norms.d_ff) * i.norms.w_2 * row_blocks_norm(i.block.J_Y)
-    return [scale * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
+    scale = sqrt(i.norms.d_ff) * i.norms.w_2 * i.row_norm("J_Y")
+    return [scale * i.jacobian_norm(k) for k in ATTENTION_WEIGHTS]
 
 
 def _xi_2k_bound(i: Instances) -> Sides:
-    scale = sqrt(i.d_V) * i.norms.w_1 * row_blocks_norm(i.block.J_Y)
-    return [scale * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
+    scale = sqrt(i.d_V) * i.norms.w_1 * i.row_norm("J_Y")
+    return [scale * i.jacobian_norm(k) for k in ATTENTION_WEIGHTS]
 
 
 def _xi_kl_bound(i: Instances) -> Sides:
-    b = i.block
-    J_SY, J_Y = row_blocks_norm(b.J_SY), row_blocks_norm(b.J_Y)
-    H_Y = spectral_norm(b.H_Y.flatten(-3, -2)).amax(dim=-1)
-    G = {k: unfolding_norm(b.attention.G[k]) for k in ATTENTION_WEIGHTS}
-    return [J_SY * (G[k] * H_Y * G[m] + J_Y * unfolding_norm(b.attention.Phi(k, m))) for k, m in ATTENTION_PAIRS]
+    J_SY, J_Y, H_Y = (i.row_norm(name) for name in ("J_SY", "J_Y", "H_Y"))
+    G = {k: i.jacobian_norm(k) for k in ATTENTION_WEIGHTS}
+    return [J_SY * (G[k] * H_Y * G[m] + J_Y * i.second_norm(k, m)) for k, m in ATTENTION_PAIRS]
 
 
 def _exact_pieces(i: Instances) -> pb.BlockNorms:
     """The block bound's pieces with every norm exact."""
-    b = i.block
     return pb.BlockNorms(
-        J_Z=row_blocks_norm(b.J_Z),
-        H_Z=spectral_norm(b.H_Z.flatten(-3, -2)).amax(dim=-1),
-        B={k: unfolding_norm(b.B[k]) for k in BLOCK_WEIGHTS},
-        xi={pair: unfolding_norm(b.xi(*pair)) for pair in ALL_PAIRS},
+        J_Z=i.row_norm("J_Z"),
+        H_Z=i.row_norm("H_Z"),
+        B={k: i.sum_jacobian_norm(k) for k in BLOCK_WEIGHTS},
+        xi={pair: i.sum_second_norm(*pair) for pair in ALL_PAIRS},
     )
 
 
@@ -213,26 +222,30 @@ def _block_pairs_bound(i: Instances) -> Sides:
 
 
 def _output_exact(pairs: tuple[pb.Pair, ...]) -> Side:
-    return lambda i: [unfolding_norm(i.block.output_hessian(*pair)) for pair in pairs]
+    return lambda i: [i.output_second_norm(*pair) for pair in pairs]
 
 
 def _block_loss(i: Instances) -> Sides:
-    return [spectral_norm(block_loss_hessian(i.block, i.inputs["residual"]))]
+    return [i.once("block loss", lambda: spectral_norm(i.block_loss_hessian))]
 
 
 def _block_total_bound(i: Instances) -> Sides:
     """5 max_ij (2/(L d_V) ‖∂Z/∂W_i‖ ‖∂Z/∂W_j‖ + ‖R‖ ‖H_tr^(i,j)‖), every norm exact."""
-    b = i.block
     residual = frobenius_norm(i.inputs["residual"])
-    J = {k: unfolding_norm(b.output_jacobian(k)) for k in BLOCK_WEIGHTS}
-    terms = [2 / (i.L * i.d_V) * J[p] * J[q] + residual * unfolding_norm(b.output_hessian(p, q)) for p, q in ALL_PAIRS]
+    J = {k: unfolding_norm(i.block.output_jacobian(k)) for k in BLOCK_WEIGHTS}
+    terms = [2 / (i.L * i.d_V) * J[p] * J[q] + residual * i.output_second_norm(p, q) for p, q in ALL_PAIRS]
     return [5 * torch.stack(terms).amax(dim=0)]
 
 
 def _explicit(i: Instances, corrected: bool) -> pb.BlockNorms:
     pieces = pb.explicit_block_norms_corrected if corrected else pb.explicit_block_norms_printed
     s_Y, s_Z = (_smallest_deviation(X) for X in (i.block.U, i.block.S))
-    return pieces(i.norms, spectral_norm(i.block.hidden), s_Y, s_Z)
+    return i.once(("explicit", corrected), lambda: pieces(i.norms, _hidden(i), s_Y, s_Z))
+
+
+def _hidden(i: Instances) -> Tensor:
+    """‖σ(Y W_1)‖."""
+    return i.once("hidden", lambda: spectral_norm(i.block.hidden))
 
 
 def _smallest_deviation(X: Tensor) -> Tensor:
@@ -255,12 +268,16 @@ def _explicit_total(corrected: bool) -> Side:
     return bound
 
 
+def _matrix_norm(i: Instances, name: str) -> Tensor:
+    return i.once(("norm", name), lambda: pb.matrix_norm(i.X, name))
+
+
 def _table_bound(i: Instances) -> Sides:
     m, n = i.L, i.d_V
     rank = torch.linalg.matrix_rank(i.X.detach()).to(i.X.dtype)
     bounds = []
     for larger, smaller in NORM_PAIRS:
-        norm = pb.matrix_norm(i.X, smaller)
+        norm = _matrix_norm(i, smaller)
         constant = rank.sqrt() if (larger, smaller) == ("F", "2") else pb.norm_constant(larger, smaller, m, n, 1)
         bounds.append(constant * norm)
     return bounds
@@ -297,7 +314,7 @@ def _block_matrix_bound(i: Instances) -> Sides:
 def _matrix_cases() -> list[BoundCase]:
     table = Comparison(
         tuple(f"{a}<={b}" for a, b in NORM_PAIRS),
-        lambda i: [pb.matrix_norm(i.X, larger) for larger, _ in NORM_PAIRS],
+        lambda i: [_matrix_norm(i, larger) for larger, _ in NORM_PAIRS],
         _table_bound,
         oracles.matrix_norms,
     )
@@ -311,15 +328,20 @@ def _matrix_cases() -> list[BoundCase]:
 
 
 def _softmax_jacobian_norm(i: Instances) -> Sides:
-    return [row_blocks_norm(softmax_jacobian(i.attention.A))]
+    return [i.once("softmax jacobian", lambda: row_blocks_norm(softmax_jacobian(i.attention.A)))]
 
 
 def _softmax_second_norm(i: Instances) -> Sides:
-    return [spectral_norm(softmax_second_derivative(i.attention.A).flatten(-3, -2)).amax(dim=-1)]
+    return [
+        i.once(
+            "softmax second",
+            lambda: spectral_norm(softmax_second_derivative(i.attention.A).flatten(-3, -2)).amax(dim=-1),
+        )
+    ]
 
 
 def _z_1_norm(i: Instances) -> Sides:
-    return [unfolding_norm(i.attention.Z_1)]
+    return [i.once("Z_1", lambda: unfolding_norm(i.attention.Z_1))]
 
 
 def _norm_fact_cases() -> list[BoundCase]:
@@ -457,6 +479,7 @@ def _attention_cases() -> list[BoundCase]:
             other=_attention_total(_main_with_keys),
             reading="the maximum over the four printed terms",
             other_reading=with_keys,
+            exact_side="attention loss",
         ),
         BoundCase(
             "T1_appendix",
@@ -467,9 +490,24 @@ def _attention_cases() -> list[BoundCase]:
             other=_attention_total(_appendix_with_keys),
             reading="the maximum over the four printed terms, rank(F − Target) as printed",
             other_reading=with_keys,
+            exact_side="attention loss",
         ),
-        BoundCase("T1_main_blocks", inputs, T1_SIZES, _by_block(_main), corrected=by_block),
-        BoundCase("T1_appendix_blocks", inputs, T1_SIZES, _by_block(_appendix), corrected=by_block),
+        BoundCase(
+            "T1_main_blocks",
+            inputs,
+            T1_SIZES,
+            _by_block(_main),
+            corrected=by_block,
+            exact_side="attention loss blocks",
+        ),
+        BoundCase(
+            "T1_appendix_blocks",
+            inputs,
+            T1_SIZES,
+            _by_block(_appendix),
+            corrected=by_block,
+            exact_side="attention loss blocks",
+        ),
     ]
 
 
@@ -486,7 +524,14 @@ def _block_total(bound: Side) -> Comparison:
 
 def _block_cases() -> list[BoundCase]:
     return [
-        BoundCase("T6_block", BLOCK, BLOCK_SIZES, _outputs(ALL_PAIRS, _block_pairs_bound), reading="every norm exact"),
+        BoundCase(
+            "T6_block",
+            BLOCK,
+            BLOCK_SIZES,
+            _outputs(ALL_PAIRS, _block_pairs_bound),
+            reading="every norm exact",
+            exact_side="second derivative of Z",
+        ),
         BoundCase(
             "T6_total_exact_norms",
             (*BLOCK, "residual"),
@@ -501,6 +546,7 @@ def _block_cases() -> list[BoundCase]:
             _outputs(PRINTED_PAIRS, _explicit_pairs(PRINTED_PAIRS, corrected=False)),
             corrected=_outputs(ALL_PAIRS, _explicit_pairs(ALL_PAIRS, corrected=True)),
             reading="σ_min the row standard deviation; ξ_k1 and ξ_k2 have no printed bound",
+            exact_side="second derivative of Z",
         ),
         BoundCase(
             "T6_explicit_total",
@@ -517,7 +563,7 @@ def _block_cases() -> list[BoundCase]:
 
 
 def _y(i: Instances) -> Tensor:
-    return spectral_norm(i.block.Y)
+    return i.once("Y", lambda: spectral_norm(i.block.Y))
 
 
 def _proposition_10() -> BoundCase:
@@ -541,15 +587,15 @@ def _proposition_10() -> BoundCase:
 
 
 def _b_bound(i: Instances) -> Sides:
-    chain = row_blocks_norm(i.block.J_SY) * row_blocks_norm(i.block.J_Y)
-    attention = [chain * unfolding_norm(i.block.attention.G[k]) for k in ATTENTION_WEIGHTS]
-    return [i.norms.w_2 * _y(i), spectral_norm(i.block.hidden), *attention]
+    chain = i.row_norm("J_SY") * i.row_norm("J_Y")
+    attention = [chain * i.jacobian_norm(k) for k in ATTENTION_WEIGHTS]
+    return [i.norms.w_2 * _y(i), _hidden(i), *attention]
 
 
 def _jacobians(bounds: Callable[[pb.Norms], Mapping[str, pb.Number]]) -> Comparison:
     return Comparison(
         ATTENTION_WEIGHTS,
-        lambda i: [unfolding_norm(i.attention.G[k]) for k in ATTENTION_WEIGHTS],
+        lambda i: [i.jacobian_norm(k) for k in ATTENTION_WEIGHTS],
         lambda i: [bounds(i.norms)[k] for k in ATTENTION_WEIGHTS],
         oracles.attention_jacobians,
     )
@@ -567,6 +613,7 @@ def _phi_case(
         other=_phi_comparison(pairs, pb.attention_second_printed, loss_factor=True),
         reading="Φ_kl = ∂G_k/∂W_l as T5 and L2 define it",
         other_reading="Φ with the loss's factor 2/(L d_V), which L2's formula carries",
+        exact_side="Φ",
     )
 
 
@@ -588,6 +635,7 @@ def _xi_21_case() -> BoundCase:
         ),
         corrected=_xi(both, lambda i: [pb.xi_21_corrected(i.norms, _y(i))] * 2),
         reading="the smaller of ∂B_2/∂W_1 and ∂B_1/∂W_2; the printed product has factors that do not multiply",
+        exact_side="ξ",
     )
 
 
@@ -602,7 +650,7 @@ def _piece_cases() -> list[BoundCase]:
             BLOCK_SIZES,
             Comparison(
                 BLOCK_WEIGHTS,
-                lambda i: [unfolding_norm(i.block.B[k]) for k in BLOCK_WEIGHTS],
+                lambda i: [i.sum_jacobian_norm(k) for k in BLOCK_WEIGHTS],
                 _b_bound,
                 oracles.sum_jacobians,
             ),
@@ -612,7 +660,7 @@ def _piece_cases() -> list[BoundCase]:
             BLOCK,
             BLOCK_SIZES,
             _single(
-                lambda i: [row_blocks_norm(i.block.J_SY)],
+                lambda i: [i.row_norm("J_SY")],
                 lambda i: [pb.residual_jacobian_printed(i.norms)],
                 oracles.residual_jacobian,
             ),
@@ -633,16 +681,18 @@ def _piece_cases() -> list[BoundCase]:
             BLOCK_SIZES,
             _xi((("1", "2"), ("2", "1")), lambda i: [sqrt(i.d_V) * _y(i)] * 2),
             reading="both ∂B_1/∂W_2 and ∂B_2/∂W_1, which the proof calls ξ_12",
+            exact_side="ξ",
         ),
         _xi_21_case(),
-        BoundCase("T6_xi_1k", BLOCK, BLOCK_SIZES, _xi(first, _xi_1k_bound), reading=exact),
-        BoundCase("T6_xi_2k", BLOCK, BLOCK_SIZES, _xi(second, _xi_2k_bound), reading=exact),
+        BoundCase("T6_xi_1k", BLOCK, BLOCK_SIZES, _xi(first, _xi_1k_bound), reading=exact, exact_side="ξ"),
+        BoundCase("T6_xi_2k", BLOCK, BLOCK_SIZES, _xi(second, _xi_2k_bound), reading=exact, exact_side="ξ"),
         BoundCase(
             "T6_xi_kl",
             BLOCK,
             BLOCK_SIZES,
             _xi(ATTENTION_PAIRS, _xi_kl_bound),
             reading="norms on the right exact, Φ = ∂²F/∂W_k∂W_l",
+            exact_side="ξ",
         ),
     ]
 

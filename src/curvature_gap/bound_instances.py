@@ -1,15 +1,26 @@
 """Instances for the adversarial search: random ones at many scales, and the structures where bounds break."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from curvature_gap.theory.exact_norms import AttentionDerivatives, BlockDerivatives, Inputs
+from curvature_gap.theory.exact_norms import (
+    AttentionDerivatives,
+    BlockDerivatives,
+    Inputs,
+    attention_loss_hessian,
+    block_loss_hessian,
+    spectral_norm,
+    unfolding_norm,
+)
 from curvature_gap.theory.printed_bounds import Norms, norms_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,17 @@ class Instances:
         self.inputs = inputs
         self.X = inputs["X"]
         self.L, self.d_V = self.X.shape[-2:]
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what `compute` gives, computed by the first who asks for this key."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]
 
     @cached_property
     def attention(self) -> AttentionDerivatives:
-        return AttentionDerivatives(self.inputs)
+        return self.block.attention if "W_1" in self.inputs else AttentionDerivatives(self.inputs)
 
     @cached_property
     def block(self) -> BlockDerivatives:
@@ -62,6 +80,39 @@ class Instances:
         """The spectral norms; the target is the attention layer's, F − residual."""
         target = self.attention.F - self.inputs["residual"] if "residual" in self.inputs else None
         return norms_of(self.inputs, target)
+
+    @cached_property
+    def attention_loss_hessian(self) -> Tensor:
+        return attention_loss_hessian(self.attention, self.inputs["residual"])
+
+    @cached_property
+    def block_loss_hessian(self) -> Tensor:
+        return block_loss_hessian(self.block, self.inputs["residual"])
+
+    def jacobian_norm(self, k: str) -> Tensor:
+        """‖G_k‖ = ‖∂F/∂W_k‖."""
+        return self.once(("G", k), lambda: unfolding_norm(self.attention.G[k]))
+
+    def second_norm(self, k: str, m: str) -> Tensor:
+        """‖Φ_km‖ = ‖∂²F/∂W_k∂W_m‖."""
+        return self.once(("Phi", k, m), lambda: unfolding_norm(self.attention.Phi(k, m)))
+
+    def sum_jacobian_norm(self, i: str) -> Tensor:
+        """‖B_i‖ = ‖∂S/∂W_i‖."""
+        return self.once(("B", i), lambda: unfolding_norm(self.block.B[i]))
+
+    def sum_second_norm(self, i: str, j: str) -> Tensor:
+        """‖ξ_ij‖ = ‖∂²S/∂W_i∂W_j‖."""
+        return self.once(("xi", i, j), lambda: unfolding_norm(self.block.xi(i, j)))
+
+    def output_second_norm(self, i: str, j: str) -> Tensor:
+        """‖∂²Z/∂W_i∂W_j‖."""
+        return self.once(("H", i, j), lambda: unfolding_norm(self.block.output_hessian(i, j)))
+
+    def row_norm(self, name: str) -> Tensor:
+        """‖J_Y‖, ‖J_SY‖, ‖J_Z‖, ‖H_Y‖ or ‖H_Z‖: the largest norm of a row's block."""
+        blocks = getattr(self.block, name)
+        return self.once(name, lambda: spectral_norm(blocks.flatten(-3, -2) if name[0] == "H" else blocks).amax(dim=-1))
 
     @cached_property
     def residual_rank(self) -> Tensor:

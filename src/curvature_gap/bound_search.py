@@ -5,10 +5,11 @@ witness. Every witness's exact side is recomputed by nested automatic differenti
 `holds` states the search effort: not violated is not proven.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf, isfinite, nan
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 from zlib import crc32
 
@@ -107,34 +108,77 @@ class SearchResult:
         return nan if self.witness is None else self.witness.ratio
 
 
-def ratios(comparison: Comparison, inputs: Mapping[str, Tensor]) -> Tensor:
+def ratios(comparison: Comparison, instances: Instances) -> Tensor:
     """Return exact / bound for each instance and piece, (b, p); NaN where both sides vanish or either is not finite."""
-    exact, bound = comparison.sides(Instances(inputs))
+    exact, bound = comparison.sides(instances)
     defined = (bound > 0) & torch.isfinite(exact) & torch.isfinite(bound)
     ratio = torch.where(defined, exact / torch.where(defined, bound, 1), nan)
     return torch.where((bound == 0) & (exact > 0) & torch.isfinite(exact), inf, ratio)
 
 
+@dataclass
+class Search:
+    """The search for one comparison's largest exact / bound, and what it has met so far."""
+
+    case: BoundCase
+    comparison: Comparison
+    budget: SearchBudget
+
+    def __post_init__(self) -> None:
+        # One hash of both: torch seeds its CPU generator with the low 32 bits alone.
+        self.generator = torch.Generator().manual_seed(crc32(f"{self.budget.seed} {self.case.id}".encode()))
+        self.candidates: list[tuple[float, int, dict[str, Tensor]]] = []
+        self.result = SearchResult(worst=dict.fromkeys(self.comparison.pieces, nan))
+
+    def draw(self, place: int) -> "Start | None":
+        """Evaluate the instances of the place-th sizes; return where to climb from, None where there is no budget."""
+        places = len(self.case.sizes)
+        n, ascents = (_share(total, place, places) for total in (self.budget.instances, self.budget.ascents))
+        if n == 0:
+            return None
+        drawn = draw_instances(self.case.sizes[place], n, self.generator)
+        drawn = {name: tensor for name, tensor in drawn.items() if name in self.case.inputs}
+        found = _in_chunks(self.comparison, drawn)
+        self.collect(drawn, found)
+        before = sum(_share(self.budget.ascents, p, places) for p in range(place))
+        chosen, columns = _starts(found, range(before, before + ascents), self.generator)
+        return Start(self, {name: tensor[chosen] for name, tensor in drawn.items()}, torch.tensor(columns))
+
+    def collect(self, inputs: Mapping[str, Tensor], found: Tensor) -> None:
+        _collect(self.candidates, self.result, self.comparison, inputs, found)
+
+
+@dataclass
+class Start:
+    """Where one search climbs from: instances, and the piece that each climbs on."""
+
+    search: Search
+    inputs: Draw
+    columns: Tensor
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
 def search(case: BoundCase, comparison: Comparison, budget: SearchBudget) -> SearchResult:
     """Look for the largest exact / bound, spreading the budget over the case's sizes."""
-    # One hash of both: torch seeds its CPU generator with the low 32 bits alone.
-    generator = torch.Generator().manual_seed(crc32(f"{budget.seed} {case.id}".encode()))
-    candidates: list[tuple[float, int, dict[str, Tensor]]] = []
-    result = SearchResult(worst=dict.fromkeys(comparison.pieces, nan))
-    for place, sizes in enumerate(case.sizes):
-        n, ascents = (_share(total, place, len(case.sizes)) for total in (budget.instances, budget.ascents))
-        if n == 0:
-            continue
-        drawn = {name: tensor for name, tensor in draw_instances(sizes, n, generator).items() if name in case.inputs}
-        found = _in_chunks(comparison, drawn)
-        _collect(candidates, result, comparison, drawn, found)
-        start, columns = _starts(drawn, found, ascents if budget.steps else 0, generator)
-        if len(columns):
-            climbed = _ascend(comparison, start, columns, budget.steps)
-            with torch.no_grad():
-                _collect(candidates, result, comparison, climbed, ratios(comparison, climbed))
-    _believe(case, comparison, candidates, result, budget)
-    return result
+    return search_together([(case, comparison)], budget)[0]
+
+
+def search_together(wanted: Sequence[tuple[BoundCase, Comparison]], budget: SearchBudget) -> list[SearchResult]:
+    """Search several comparisons of the same inputs and sizes, each with its own budget, in common ascents.
+
+    The derivatives, on which nearly all the time goes, are then built once a step for all of them.
+    """
+    searches = [Search(case, comparison, budget) for case, comparison in wanted]
+    for place in range(len(wanted[0][0].sizes)):
+        starts = [start for s in searches if (start := s.draw(place)) is not None and len(start)]
+        if starts and budget.steps:
+            for start, climbed in zip(starts, _ascend(starts, budget.steps), strict=True):
+                start.search.collect(climbed, _in_chunks(start.search.comparison, climbed))
+    for s in searches:
+        _believe(s.case, s.comparison, s.candidates, s.result, budget)
+    return [s.result for s in searches]
 
 
 def _share(total: int, place: int, places: int) -> int:
@@ -142,10 +186,10 @@ def _share(total: int, place: int, places: int) -> int:
 
 
 @torch.no_grad()
-def _in_chunks(comparison: Comparison, drawn: Draw, size: int = 250) -> Tensor:
+def _in_chunks(comparison: Comparison, drawn: Draw, size: int = 500) -> Tensor:
     n = len(next(iter(drawn.values())))
     parts = ({name: tensor[a : a + size] for name, tensor in drawn.items()} for a in range(0, n, size))
-    return torch.cat([ratios(comparison, part) for part in parts])
+    return torch.cat([ratios(comparison, Instances(part)) for part in parts])
 
 
 def _collect(
@@ -207,28 +251,34 @@ def _both_methods(comparison: Comparison, inputs: Mapping[str, Tensor]) -> tuple
     return exact[0], bound[0], torch.stack(list(comparison.second(inputs)))
 
 
-def _starts(drawn: Draw, found: Tensor, ascents: int, generator: torch.Generator) -> tuple[Draw, Tensor]:
-    """Return starting points and the piece each climbs: two thirds the best of their piece, a third drawn at random."""
+def _starts(found: Tensor, ascents: Iterable[int], generator: torch.Generator) -> tuple[list[int], list[int]]:
+    """Return the rows to start from and the piece each climbs: two thirds the best of their piece, a third at random.
+
+    Ascents are numbered through all sizes, so that every piece gets its turn.
+    """
     usable = torch.where(torch.isfinite(found), found, -inf)
     orders = usable.argsort(dim=0, descending=True)
     n, pieces = found.shape
     chosen, columns = [], []
-    for ascent in range(ascents):
-        column, rank = ascent % pieces, ascent // pieces
+    seen = [0] * pieces
+    for ascent in ascents:
+        column = ascent % pieces
         at_random = ascent % 3 == 2
-        row = int(torch.randint(n, (1,), generator=generator)) if at_random else int(orders[rank % n, column])
+        row = int(torch.randint(n, (1,), generator=generator)) if at_random else int(orders[seen[column] % n, column])
+        seen[column] += not at_random
         if usable[row, column] > 0:
             chosen.append(row)
             columns.append(column)
-    return {name: tensor[chosen] for name, tensor in drawn.items()}, torch.tensor(columns, dtype=torch.int64)
+    return chosen, columns
 
 
-def _ascend(comparison: Comparison, start: Draw, columns: Tensor, steps: int) -> Draw:
-    """Climb log(exact / bound) from every start at once with Adam; return the best point each met.
+def _ascend(starts: Sequence[Start], steps: int) -> list[Draw]:
+    """Climb log(exact / bound) from every start at once with Adam; return the best points of each search.
 
     Each tensor is e^τ times a matrix of unit root mean square: ratios that grow only along a scale (a weight towards 0
     or infinity) are climbed along τ. Tensors that start at zero stay zero, so a zero residual stays one.
     """
+    start = {name: torch.cat([s.inputs[name] for s in starts]) for name in starts[0].inputs}
     best = {name: tensor.clone() for name, tensor in start.items()}
     size = {name: t.square().mean(dim=(-2, -1), keepdim=True).sqrt() for name, t in start.items()}
     shape = {name: (t / torch.where(size[name] > 0, size[name], 1)).requires_grad_() for name, t in start.items()}
@@ -236,11 +286,11 @@ def _ascend(comparison: Comparison, start: Draw, columns: Tensor, steps: int) ->
     optimiser = torch.optim.Adam(
         [{"params": list(shape.values()), "lr": 0.03}, {"params": list(scale.values()), "lr": 0.06}]
     )
-    best_ratio = torch.full((len(columns),), -inf, dtype=torch.float64)
+    best_ratio = torch.full((sum(map(len, starts)),), -inf, dtype=torch.float64)
     for _ in range(steps):
         # The range of τ is limited so that squares and fifth powers stay far from overflow.
         point = {name: size[name] * scale[name].clamp(-3, 3).exp() * shape[name] for name in start}
-        found = ratios(comparison, point).gather(1, columns[:, None])[:, 0]
+        found = _own_ratios(starts, Instances(point))
         usable = torch.isfinite(found) & (found > 0)
         better = usable & (found > best_ratio)
         best_ratio = torch.where(better, found, best_ratio).detach()
@@ -254,39 +304,60 @@ def _ascend(comparison: Comparison, start: Draw, columns: Tensor, steps: int) ->
             if tensor.grad is not None:
                 torch.nan_to_num_(tensor.grad, nan=0.0, posinf=0.0, neginf=0.0)
         optimiser.step()
-    return best
+    parts = {name: tensor.split([len(s) for s in starts]) for name, tensor in best.items()}
+    return [{name: parts[name][k] for name in parts} for k in range(len(starts))]
+
+
+def _own_ratios(starts: Sequence[Start], instances: Instances) -> Tensor:
+    """Return exact / bound of every instance for its own search and piece; searches follow one another in the batch."""
+    found, end = [], 0
+    for start in starts:
+        own = ratios(start.search.comparison, instances)[end : end + len(start)]
+        found.append(own.gather(1, start.columns[:, None])[:, 0])
+        end += len(start)
+    return torch.cat(found)
 
 
 # --- Verdicts -----------------------------------------------------------------------------------------------------
 
 Checked = tuple[Row, Witness | None]
-Found = dict[int, SearchResult]
-"""Searches of corrected forms already done, by the comparison's identity: both versions of T1 share theirs."""
+Found = Mapping[int, SearchResult]
+"""Results by the comparison's identity: both versions of T1 share their corrected form's."""
 
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """How one statement is checked: by search, from its parts, or by the landscape's own functions."""
+    """How one statement is checked: by the search of a case, from its parts, or by the landscape's own functions."""
 
     id: str
     run: Callable[[SearchBudget, Found], Checked]
     parts: tuple[str, ...] = ()
 
 
+def find(cases: Iterable[BoundCase], budget: SearchBudget) -> Found:
+    """Search all comparisons of the cases, those of the same exact side, inputs and sizes together."""
+    together: dict[tuple[Any, ...], dict[int, tuple[BoundCase, Comparison]]] = {}
+    for case in cases:
+        key = (case.exact_side or case.id, case.inputs, case.sizes)
+        for comparison in filter(None, (case.printed, case.corrected, case.other)):
+            together.setdefault(key, {}).setdefault(id(comparison), (case, comparison))
+    return {
+        key: result
+        for group in together.values()
+        for key, result in zip(group, search_together(list(group.values()), budget), strict=True)
+    }
+
+
 def _check_case(case: BoundCase, budget: SearchBudget, found: Found) -> Checked:
-    printed = search(case, case.printed, budget)
+    printed = found[id(case.printed)]
     violated = printed.ratio > 1 + TOLERANCE
     notes = [case.reading] if case.reading else []
     notes.append(_summary("printed", printed, budget, violated))
     if case.other is not None:
-        # A reading that does not decide the verdict gets a quarter of the effort, and says so.
-        quarter = replace(budget, instances=-(-budget.instances // 4), ascents=-(-budget.ascents // 4))
-        other = search(case, case.other, quarter)
-        notes.append(f"{case.other_reading}: {_summary('', other, quarter, other.ratio > 1 + TOLERANCE)}")
+        other = found[id(case.other)]
+        notes.append(f"{case.other_reading}: {_summary('', other, budget, other.ratio > 1 + TOLERANCE)}")
     verdict = "not_needed"
     if case.corrected is not None:
-        if id(case.corrected) not in found:
-            found[id(case.corrected)] = search(case, case.corrected, budget)
         corrected = found[id(case.corrected)]
         fails = corrected.ratio > 1 + TOLERANCE
         notes.append(_summary("corrected", corrected, budget, fails))
@@ -371,14 +442,14 @@ def run_bound_check(id: str, budget: SearchBudget) -> Checked:
     """
     if id not in BOUND_CHECKS:
         raise KeyError(f"No bound check {id!r}; known: {', '.join(BOUND_CHECKS)}.")
-    return BOUND_CHECKS[id].run(budget, {})
+    return run_bound_checks(budget, [id])[id]
 
 
 def run_bound_checks(budget: SearchBudget, ids: Iterable[str] | None = None) -> dict[str, Checked]:
     """Return every verdict and witness, each search run once: parents are combined from their parts."""
     wanted = list(BOUND_CHECKS if ids is None else ids)
     needed = dict.fromkeys(part for id in wanted for part in (BOUND_CHECKS[id].parts or (id,)))
-    found: Found = {}
+    found = find([BOUND_CASES[id] for id in needed if id in BOUND_CASES], budget)
     checked = {id: BOUND_CHECKS[id].run(budget, found) for id in needed}
     for id in wanted:
         parts = BOUND_CHECKS[id].parts

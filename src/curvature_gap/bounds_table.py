@@ -5,8 +5,9 @@ Functions take tensors and return lists of rows; writing files is the workflow's
 Source: T1, T6.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import nan
 from typing import Any, Literal
 
@@ -21,13 +22,16 @@ from curvature_gap.theory.block_bound import block_apriori_bounds, block_hessian
 from curvature_gap.theory.kronecker_sum import (
     KroneckerHessian,
     Pair,
+    RitzPairs,
     core_bound,
-    data_bound,
+    data_bounds,
     deflated_frobenius,
     frobenius,
-    lanczos_estimate,
+    krylov_basis,
     leading_directions,
     norm_of_norms,
+    ritz,
+    ritz_on,
     top_norm,
 )
 from curvature_gap.theory.model_bound import model_bounds
@@ -36,6 +40,10 @@ from curvature_gap.vit import tokens
 Setting = Literal["attention", "block"]
 INITIALISATIONS = ("default", "xavier", "small", "large_qk")
 COLUMNS = ("printed_main", "printed_appendix", "corrected", "tight_apriori", "tight_data")
+PRODUCTS = 60
+"""The most products with a Hessian that a row of `bound_baselines.csv` spends."""
+DIRECTION_PRODUCTS = 20
+"""Products with a Hessian that choose the directions of its core."""
 WEIGHTS: dict[Setting, tuple[str, ...]] = {
     "attention": ("W_Q", "W_K", "W_V"),
     "block": ("W_Q", "W_K", "W_V", "W_1", "W_2"),
@@ -61,11 +69,52 @@ class Regression:
             return attention_hessian(self.X, *self.attention_weights, self.target)
         return block_hessian(self.X, self.weights, self.target)
 
+    def rows(self, rows: Sequence[int]) -> "Regression":
+        """Return some instances of a batch."""
+        weights = {name: W[rows] for name, W in self.weights.items()}
+        return Regression(self.setting, self.X[rows], weights, self.target[rows])
+
     def apriori_bounds(self) -> dict[Pair, Tensor]:
         """Bounds on the blocks from norms alone."""
         if self.setting == "attention":
             return attention_apriori_bounds(self.X, *self.attention_weights, self.target)
         return block_apriori_bounds(self.X, self.weights, self.target)
+
+    @cached_property
+    def H(self) -> KroneckerHessian:
+        """`hessian`, built once."""
+        return self.hessian()
+
+    @cached_property
+    def exact_norms(self) -> dict[Any, float]:
+        """The exact spectral norms of every block pair, and of the whole as "total"."""
+        norms: dict[Any, float] = {pair: float(top_norm(self.H.block(pair))) for pair in self.H.terms}
+        return norms | {"total": float(torch.linalg.eigvalsh(self.H.dense()).abs().max())}
+
+    def pair_norm(self, pair: Pair) -> Tensor:
+        """The exact norm of one block, 0 where its square is too small for float64 and means nothing."""
+        norm = top_norm(self.H.block(pair))
+        return torch.where(norm < 1e-140, 0.0, norm)
+
+    @cached_property
+    def few_products(self) -> RitzPairs:
+        """Ritz pairs of six products, for small instances."""
+        return ritz(self.H, 6)
+
+    @cached_property
+    def krylov(self) -> tuple[Tensor, Tensor]:
+        """A Krylov basis and the Hessian times it, by `PRODUCTS` products; fewer products give its first vectors."""
+        return krylov_basis(self.H, PRODUCTS)
+
+    def ritz(self, n_products: int) -> RitzPairs:
+        """The Ritz pairs after so many products."""
+        Q, HQ = self.krylov
+        return ritz_on(Q[..., :n_products], HQ[..., :n_products])
+
+    @cached_property
+    def data_bounds(self) -> dict[str, Tensor]:
+        """The data bounds on the whole Hessian, by name."""
+        return data_bounds(self.H, 3, DIRECTION_PRODUCTS, self.ritz(DIRECTION_PRODUCTS))
 
     def loss(self, theta: Float[Tensor, " P"], X: Tensor, target: Tensor) -> Float[Tensor, ""]:
         """The loss of one instance as a function of its weights in one vector, for autodiff."""
@@ -128,13 +177,9 @@ def bound_row(run: str, stage: str, seed: int, name: str, exact: float, bounds: 
 
 def regression_rows(run: str, stage: str, seed: int, case: Regression) -> list[dict[str, Any]]:
     """Return the rows of one input of the theory's setting: every block pair, then the total."""
-    H = case.hessian()
-    blocks = H.block_bounds()
     bounds = printed_bounds(case)
-    bounds["tight_apriori"] = with_total(H, case.apriori_bounds())
-    bounds["tight_data"] = {**blocks, "total": data_bound(H, blocks=blocks)}
-    exact: dict[Any, float] = {pair: float(top_norm(H.block(pair))) for pair in H.terms}
-    exact["total"] = float(torch.linalg.eigvalsh(H.dense()).abs().max())
+    bounds["tight_apriori"] = with_total(case.H, case.apriori_bounds())
+    bounds["tight_data"] = {**case.H.block_bounds(), "total": min(case.data_bounds.values())}
     return [
         bound_row(
             run,
@@ -144,7 +189,7 @@ def regression_rows(run: str, stage: str, seed: int, case: Regression) -> list[d
             value,
             {column: float(of_pair[key]) for column, of_pair in bounds.items() if key in of_pair},
         )
-        for key, value in exact.items()
+        for key, value in case.exact_norms.items()
     ]
 
 
@@ -211,19 +256,32 @@ def _renamed(blocks: Mapping[Pair, Any]) -> dict[Any, Any]:
     return {(j, i): value for (i, j), value in named.items()} | named
 
 
-def theory_rows(seeds: Iterable[int] = (0, 1), **sizes: int) -> list[dict[str, Any]]:
-    """Return the rows of the stated setting at the four initialisations, runs `theory_<setting>_<init>_seed<k>`."""
+@dataclass(frozen=True)
+class TheoryCase:
+    """The stated setting at one initialisation and seed."""
+
+    setting: Setting
+    initialisation: str
+    seed: int
+    case: Regression
+
+
+def theory_cases(seeds: Iterable[int] = (0, 1), **sizes: int) -> list[TheoryCase]:
+    """Return the stated setting, of the sizes that `theory_instance` takes, at the four initialisations."""
     return [
-        row
+        TheoryCase(setting, initialisation, seed, theory_instance(setting, initialisation, seed, **sizes))
         for setting in WEIGHTS
         for initialisation in INITIALISATIONS
         for seed in seeds
-        for row in regression_rows(
-            f"theory_{setting}_{initialisation}_seed{seed}",
-            "init",
-            seed,
-            theory_instance(setting, initialisation, seed, **sizes),
-        )
+    ]
+
+
+def theory_rows(cases: Iterable[TheoryCase]) -> list[dict[str, Any]]:
+    """Return the rows of the stated setting, runs `theory_<setting>_<init>_seed<k>`."""
+    return [
+        row
+        for c in cases
+        for row in regression_rows(f"theory_{c.setting}_{c.initialisation}_seed{c.seed}", "init", c.seed, c.case)
     ]
 
 
@@ -301,35 +359,35 @@ def exact_block_norms(H: Float[Tensor, "P P"], names: Iterable[str], offsets: It
     return norms | {"total": float(torch.linalg.eigvalsh(H).abs().max())}
 
 
-def baseline_rows(
-    seeds: Iterable[int] = (0, 1), n_products: Iterable[int] = (10, 20, 40, 60), **sizes: int
-) -> list[dict[str, Any]]:
+def baseline_rows(cases: Iterable[TheoryCase], n_products: Iterable[int] = (10, 20, 40, 60)) -> list[dict[str, Any]]:
     """Return what stands beside the tight bounds in the stated setting, as multiples of the exact norm.
 
     `floor` is the least any bound from exact block norms can give, `block_norms` the bound without products with the
     Hessian, `core_r<k>` with k directions a weight taken out, `lanczos_<m>` the lower estimate after m products.
     """
     rows = []
-    for setting in WEIGHTS:
-        for initialisation in INITIALISATIONS:
-            for seed in seeds:
-                case = theory_instance(setting, initialisation, seed, **sizes)
-                H = case.hessian()
-                exact = torch.linalg.eigvalsh(H.dense()).abs().max()
-                values = {
-                    "floor": norm_of_norms(H.shapes, {pair: top_norm(H.block(pair)) for pair in H.terms}),
-                    "block_norms": norm_of_norms(H.shapes, H.block_bounds()),
-                    "tight_apriori": norm_of_norms(H.shapes, case.apriori_bounds()),
-                }
-                values |= {f"core_r{r}": core_bound(H, leading_directions(H, r, 20)) for r in (1, 2, 3)}
-                values |= {f"lanczos_{m}": lanczos_estimate(H, m) for m in n_products}
-                row = {"setting": setting, "initialisation": initialisation, "seed": seed, "exact": float(exact)}
-                rows.append(row | {name: float(value / exact) for name, value in values.items()})
+    for c in cases:
+        case, H = c.case, c.case.H
+        exact = case.exact_norms["total"]
+        pairs = case.ritz(DIRECTION_PRODUCTS)
+        norms = {pair: torch.tensor(case.exact_norms[pair], dtype=torch.float64) for pair in H.terms}
+        values = {
+            "floor": norm_of_norms(H.shapes, norms),
+            "block_norms": case.data_bounds["block_norms"],
+            "tight_apriori": norm_of_norms(H.shapes, case.apriori_bounds()),
+        }
+        values |= {f"core_r{r}": core_bound(H, leading_directions(H, r, pairs)) for r in (1, 2)}
+        values |= {"core_r3": case.data_bounds["core"]}
+        values |= {f"lanczos_{m}": case.ritz(m).theta.abs().amax(-1) for m in n_products}
+        row = {"setting": c.setting, "initialisation": c.initialisation, "seed": c.seed, "exact": exact}
+        rows.append(row | {name: float(value / exact) for name, value in values.items()})
     return rows
 
 
 # --- Validation -------------------------------------------------------------------------------------------------
 
+BATCH = 1000
+"""Instances evaluated at a time."""
 SMALL = {"L": 5, "d_V": 3, "d_K": 2, "d_ff": 7}
 
 
@@ -345,28 +403,31 @@ def drawn_cases(setting: Setting, n: int, generator: torch.Generator) -> Regress
     return Regression(setting, X, weights, output - draw["residual"])
 
 
-def attained_ratios(case: Regression, exact: Tensor | None = None) -> dict[str, Float[Tensor, " b"]]:
-    """Return exact/bound of a batch for every tight bound: in total and, where it bounds blocks, for every block pair.
+KINDS = ("tight_apriori", "block_norms", "deflated_frobenius", "core")
+"""The tight bounds; the first two also bound every block pair."""
+
+
+def attained_ratios(
+    case: Regression, exact: Tensor | None = None, kinds: Iterable[str] = KINDS
+) -> dict[str, Float[Tensor, " b"]]:
+    """Return exact/bound of a batch for tight bounds: in total and, where they bound blocks, for every block pair.
 
     `exact` is the total's exact norm where another method knows it. 0/0 counts as 0 (nothing to bound).
     """
-    H = case.hessian()
+    H = case.H
     total = top_norm(H.dense())
     # Two methods must agree that a bound is exceeded: on extreme inputs each has its own rounding.
     exact = total if exact is None else torch.minimum(exact, total)
-    apriori, data = case.apriori_bounds(), H.block_bounds()
-    ratios = {
-        "tight_apriori": exact / norm_of_norms(H.shapes, apriori),
-        "block_norms": exact / norm_of_norms(H.shapes, data),
-        "deflated_frobenius": exact / deflated_frobenius(H, 6),
-        "core": exact / core_bound(H, leading_directions(H, 1, 6)),
-    }
-    for pair in H.terms:
-        norm = top_norm(H.block(pair))
-        # Below this a norm's square is no longer a float64, and neither side means anything.
-        norm = torch.where(norm < 1e-140, 0.0, norm)
-        ratios[f"tight_apriori {':'.join(pair)}"] = norm / apriori[pair]
-        ratios[f"block_norms {':'.join(pair)}"] = norm / data[pair]
+    ratios = {}
+    for kind in kinds:
+        if kind in ("tight_apriori", "block_norms"):
+            blocks = case.apriori_bounds() if kind == "tight_apriori" else H.block_bounds()
+            ratios[kind] = exact / norm_of_norms(H.shapes, blocks)
+            ratios |= {f"{kind} {':'.join(pair)}": case.pair_norm(pair) / blocks[pair] for pair in H.terms}
+        elif kind == "deflated_frobenius":
+            ratios[kind] = exact / deflated_frobenius(H, pairs=case.few_products)
+        else:
+            ratios[kind] = exact / core_bound(H, leading_directions(H, 1, case.few_products))
     return {name: ratio.nan_to_num(nan=0.0, posinf=float("inf")) for name, ratio in ratios.items()}
 
 
@@ -386,20 +447,24 @@ def moved(case: Regression, generator: torch.Generator) -> Regression:
     return Regression(case.setting, step(case.X), weights, step(case.target))
 
 
-def climb(case: Regression, steps: int, generator: torch.Generator) -> dict[str, float]:
-    """Climb on exact/bound by accepted random steps, each instance on one bound in turn; return the largest ratios."""
-    ratios = attained_ratios(case)
-    names = list(ratios)
+def climb(case: Regression, own: Sequence[str], steps: int, generator: torch.Generator) -> dict[str, float]:
+    """Climb on exact/bound by accepted random steps; return the largest ratios met.
+
+    Args:
+        own: The ratio that each instance of the batch climbs on, all of one of `KINDS`.
+    """
+    kinds = {name.split(" ")[0] for name in own}
+    ratios = attained_ratios(case, kinds=kinds)
     worst = {name: ratio.max().item() for name, ratio in ratios.items()}
-    own = torch.arange(case.X.shape[0]) % len(names)
+    place = torch.tensor([list(ratios).index(name) for name in own])
 
     def of_own(ratios: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([ratios[name] for name in names])[own, torch.arange(len(own))]
+        return torch.stack(list(ratios.values()))[place, torch.arange(len(own))]
 
     best = of_own(ratios)
     for _ in range(steps):
         trial = moved(case, generator)
-        ratios = attained_ratios(trial)
+        ratios = attained_ratios(trial, kinds=kinds)
         worst = {name: max(worst[name], ratio.max().item()) for name, ratio in ratios.items()}
         better = of_own(ratios) > best
         best = torch.where(better, of_own(ratios), best)
@@ -407,6 +472,17 @@ def climb(case: Regression, steps: int, generator: torch.Generator) -> dict[str,
         weights = {name: torch.where(take, trial.weights[name], W) for name, W in case.weights.items()}
         X, target = torch.where(take, trial.X, case.X), torch.where(take, trial.target, case.target)
         case = Regression(case.setting, X, weights, target)
+    return worst
+
+
+def climb_all(case: Regression, names: Sequence[str], steps: int, generator: torch.Generator) -> dict[str, float]:
+    """Let the instances of a batch climb on the ratios `names` in turn; only an instance's own kind is computed."""
+    own = [names[k % len(names)] for k in range(case.X.shape[0])]
+    worst: dict[str, float] = {}
+    for kind in KINDS:
+        rows = [k for k, name in enumerate(own) if name.split(" ")[0] == kind]
+        if rows:
+            worst |= climb(case.rows(rows), [own[k] for k in rows], steps, generator)
     return worst
 
 
@@ -428,14 +504,15 @@ def validate_bounds(
     for setting in settings:
         generator = torch.Generator().manual_seed(seed)
         random: dict[str, float] = {}
-        for start in range(0, n_instances, 250):
-            case = drawn_cases(setting, min(250, n_instances - start), generator)
+        for start in range(0, n_instances, BATCH):
+            case = drawn_cases(setting, min(BATCH, n_instances - start), generator)
             found = attained_ratios(case, top_norm(case.autodiff_hessian()))
             random = {name: max(random.get(name, 0.0), ratio.max().item()) for name, ratio in found.items()}
-        climbed = climb(drawn_cases(setting, ascents, generator), steps, generator)
+        climbed = climb_all(drawn_cases(setting, ascents, generator), list(random), steps, generator)
         for bound in dict.fromkeys(name.split(" ")[0] + " blocks" * (" " in name) for name in random):
             names = [n for n in random if n.split(" ")[0] + " blocks" * (" " in n) == bound]
-            worst_random, worst_ascent = max(random[n] for n in names), max(climbed[n] for n in names)
+            worst_random = max(random[n] for n in names)
+            worst_ascent = max((climbed[n] for n in names if n in climbed), default=nan)
             rows.append(
                 {
                     "setting": setting,

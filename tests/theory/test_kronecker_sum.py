@@ -100,6 +100,12 @@ def test_a_scale_has_exact_blocks(randn):
     torch.testing.assert_close(H.term_bound(("gamma", "W")), top_norm(H.block(("gamma", "W"))))
 
 
+def test_kappa_knows_equal_sides_and_one_matrix_for_all_tokens(randn):
+    X, Z, N = randn(6, 5), randn(6, 3), randn(4, 7)
+    torch.testing.assert_close(kappa(X, X, N.expand(6, 4, 7)), kappa(X, X.clone(), N.repeat(6, 1, 1)))
+    torch.testing.assert_close(kappa(X, Z, N.expand(6, 4, 7)), kappa(X, Z, N.repeat(6, 1, 1)))
+
+
 def test_kappa_says_which_stack_is_too_short(randn):
     with pytest.raises(ValueError, match="4, 4, 5 tokens"):
         kappa(randn(4, 2), randn(4, 2), randn(5, 2, 2))

@@ -15,7 +15,9 @@ with job(snakemake) as log:
 
     set_threads(snakemake.threads)
     theory = snakemake.params.theory
-    rows = bounds_table.theory_rows(theory["bounds_seeds"], **theory["bounds_sizes"])
+    cases = bounds_table.theory_cases(theory["bounds_seeds"], **theory["bounds_sizes"])
+    rows = bounds_table.theory_rows(cases)
+    write_table(bounds_table.baseline_rows(cases), snakemake.output.baselines)
     log.info("theory setting: %d rows", len(rows))
 
     run = snakemake.params.run

@@ -10,8 +10,9 @@ axes (token, feature, parameters...), parameters raveled row-major. The matrix o
 (token, feature, W_i) and columns W_j; `unfolding_norm` is its spectral norm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,36 @@ from curvature_gap.shapes import Float
 Inputs = Mapping[str, Tensor]
 ATTENTION_WEIGHTS = ("K", "Q", "V")
 BLOCK_WEIGHTS = ("1", "2", "K", "Q", "V")
+ORDER = ("V", "Q", "K")
+"""Pairs of attention weights whose second derivative is assembled; the others are transposes."""
+
+
+class TopSingularValue(torch.autograd.Function):
+    """The largest singular value of each matrix of a batch, through the smaller Gram matrix; its slope is u vᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, M: Tensor) -> Tensor:
+        wide = M.shape[-2] <= M.shape[-1]
+        gram = M @ M.mT if wide else M.mT @ M
+        if not ctx.needs_input_grad[0]:
+            return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt()
+        values, vectors = torch.linalg.eigh(gram)
+        norm = values[..., -1].clamp_min(0).sqrt()
+        ctx.wide = wide
+        ctx.save_for_backward(M, norm, vectors[..., -1:])
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        M, norm, near = ctx.saved_tensors
+        # A zero matrix has the slope zero, one of its subgradients.
+        slope = torch.where(norm > 0, slope / torch.where(norm > 0, norm, 1), 0)[..., None, None] * near
+        return slope @ (near.mT @ M) if ctx.wide else M @ near @ slope.mT
 
 
 def spectral_norm(M: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
-    """Return the largest singular value, through the smaller Gram matrix; zero matrices have gradient zero."""
-    gram = M @ M.mT if M.shape[-2] <= M.shape[-1] else M.mT @ M
-    top = torch.linalg.eigvalsh(gram)[..., -1]
-    # sqrt has an infinite slope at 0, which would turn a zero gradient into NaN.
-    positive = top > 0
-    return torch.where(positive, torch.where(positive, top, 1).sqrt(), 0)
+    """Return the largest singular value; zero matrices have gradient zero."""
+    return TopSingularValue.apply(M)
 
 
 def frobenius_norm(M: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
@@ -98,6 +120,7 @@ class AttentionDerivatives:
         T = self.X @ self.W_Q @ (self.X @ self.W_K).mT / self.d_K**0.5
         self.A = torch.softmax(T, dim=-1)
         self.F = self.A @ self.X @ self.W_V
+        self._Phi: dict[tuple[str, str], Tensor] = {}
 
     @cached_property
     def centred(self) -> Float[Tensor, "b L M d"]:
@@ -136,37 +159,83 @@ class AttentionDerivatives:
     def G(self) -> dict[str, Tensor]:
         """G_V, G_Q, G_K = ∂F/∂W, shapes (b, L, d_V, n). Source: G."""
         eye = torch.eye(self.d_V, dtype=self.X.dtype)
-        V_C = self.W_V.mT[:, None] @ self.C
         G_V = torch.einsum("bip,jq->bijpq", self.A @ self.X, eye).flatten(-2)
-        return {"V": G_V, "Q": V_C @ self.U["Q"], "K": V_C @ self.U["K"]}
+        return {"V": G_V, "Q": self.V_C @ self.U["Q"], "K": self.V_C @ self.U["K"]}
+
+    @cached_property
+    def V_C(self) -> Float[Tensor, "b L d d"]:
+        """W_Vᵀ C_i."""
+        return self.W_V.mT[:, None] @ self.C
+
+    @cached_property
+    def V_M3(self) -> Float[Tensor, "b L d d d"]:
+        """The third moments, their first slot turned by W_V."""
+        return (self.W_V.mT[:, None] @ self.M3.flatten(-2)).unflatten(-1, self.M3.shape[-2:])
 
     def Phi(self, k: str, m: str) -> Float[Tensor, "b L d n m"]:
-        """Φ_km = ∂²F/∂W_k∂W_m, without a loss factor. Source: L2."""
+        """Φ_km = ∂²F/∂W_k∂W_m, without a loss factor; Φ_mk is its transpose in the last two axes. Source: L2."""
+        if ORDER.index(k) > ORDER.index(m):
+            return self.Phi(m, k).mT
+        if (k, m) not in self._Phi:
+            self._Phi[k, m] = self._second_derivative(k, m)
+        return self._Phi[k, m]
+
+    def _second_derivative(self, k: str, m: str) -> Float[Tensor, "b L d n m"]:
         if k == m == "V":
             n_V = self.d_V**2
             return self.X.new_zeros(*self.X.shape, n_V, n_V)
-        if m == "V":
-            return self.Phi(m, k).mT
         if k == "V":
             eye = torch.eye(self.d_V, dtype=self.X.dtype)
             return torch.einsum("bixn,jq->bijxqn", self.C @ self.U[m], eye).flatten(-3, -2)
-        V_M3 = torch.einsum("bwj,biwxy->bijxy", self.W_V, self.M3)
-        Phi = self.U[k].mT[:, :, None] @ V_M3 @ self.U[m][:, :, None]
+        Phi = self.U[k].mT[:, :, None] @ self.V_M3 @ self.U[m][:, :, None]
         if k == m:
             return Phi
         # The logits are bilinear in (W_Q, W_K): the mixed derivative adds Xᵀ J_i X dW_K dW_Qᵀ x_i / sqrt(d_K).
         eye_K = torch.eye(self.d_K, dtype=self.X.dtype) * self.d_K**-0.5
-        V_C = self.W_V.mT[:, None] @ self.C
-        bilinear = torch.einsum("bir,bijp,qs->bijrspq", self.X, V_C, eye_K).flatten(-4, -3).flatten(-2)
-        return Phi + (bilinear if k == "Q" else bilinear.mT)
+        bilinear = torch.einsum("bir,bijp,qs->bijrspq", self.X, self.V_C, eye_K).flatten(-4, -3).flatten(-2)
+        return Phi + bilinear
+
+    def weighted(self, k: str, m: str, p: Float[Tensor, "b L d"]) -> Float[Tensor, "b n m"]:
+        """Return Σ p_ij Φ_km over tokens i and features j without forming Φ. Source: FN."""
+        if ORDER.index(k) > ORDER.index(m):
+            return self.weighted(m, k, p).mT
+        if k == m == "V":
+            return self.X.new_zeros(len(self.X), self.d_V**2, self.d_V**2)
+        if k == "V":
+            return torch.einsum("bixn,biq->bxqn", self.C @ self.U[m], p).flatten(1, 2)
+        v = p @ self.W_V.mT
+        third = (self.M3.flatten(-3, -2) @ v[..., None]).unflatten(-2, (self.d_V, self.d_V))[..., 0]
+        part = _over_tokens(self.U[k], third @ self.U[m])
+        if k == m:
+            return part
+        cross = self.X.mT @ (self.C @ v[..., None])[..., 0]
+        eye_K = torch.eye(self.d_K, dtype=self.X.dtype) * self.d_K**-0.5
+        return part + torch.einsum("brp,sq->brspq", cross, eye_K).flatten(-4, -3).flatten(-2)
+
+
+def _over_tokens(left: Float[Tensor, "b L d n"], right: Float[Tensor, "b L d m"]) -> Float[Tensor, "b n m"]:
+    """Return Σ_i left_iᵀ right_i."""
+    return left.flatten(1, 2).mT @ right.flatten(1, 2)
 
 
 def loss_hessian(
-    J: Float[Tensor, "b L d n"], second: Float[Tensor, "b L d n n"], residual: Float[Tensor, "b L d"]
+    J: Mapping[str, Tensor], weighted: Callable[[str, str, Tensor], Tensor], residual: Float[Tensor, "b L d"]
 ) -> Float[Tensor, "b n n"]:
-    """Return the Hessian of ‖output − Target‖_F²/(L d): 2/(L d) (Σ J Jᵀ + Σ residual ∂² output). Source: GN1."""
+    """Return the Hessian of ‖output − Target‖_F²/(L d), 2/(L d) (Σ J Jᵀ + Σ residual ∂² output).
+
+    Args:
+        J: The output's Jacobian in each weight, axes (b, L, d, n); their order is the Hessian's.
+        weighted: The output's second derivative in two weights, summed over tokens and features with given weights.
+        residual: output − Target.
+
+    Source: GN1.
+    """
+    names = tuple(J)
+    functional = {(i, j): weighted(i, j, residual) for a, i in enumerate(names) for j in names[a:]}
+    functional |= {(j, i): block.mT for (i, j), block in functional.items()}
+    stacked = torch.cat(list(J.values()), dim=-1)
     scale = 2 / (residual.shape[-1] * residual.shape[-2])
-    return scale * (torch.einsum("bijn,bijm->bnm", J, J) + torch.einsum("bij,bijnm->bnm", residual, second))
+    return scale * (_over_tokens(stacked, stacked) + assemble(functional, names))
 
 
 def assemble(pieces: Mapping[tuple[str, str], Tensor], names: tuple[str, ...]) -> Tensor:
@@ -178,9 +247,7 @@ def attention_loss_hessian(
     derivatives: AttentionDerivatives, residual: Float[Tensor, "b L d"]
 ) -> Float[Tensor, "b n n"]:
     """Return the exact loss Hessian of one attention layer, weights in the order K, Q, V. Source: OP, FN."""
-    J = torch.cat([derivatives.G[k] for k in ATTENTION_WEIGHTS], dim=-1)
-    second = {(k, m): derivatives.Phi(k, m) for k in ATTENTION_WEIGHTS for m in ATTENTION_WEIGHTS}
-    return loss_hessian(J, assemble(second, ATTENTION_WEIGHTS), residual)
+    return loss_hessian({k: derivatives.G[k] for k in ATTENTION_WEIGHTS}, derivatives.weighted, residual)
 
 
 class BlockDerivatives:
@@ -276,6 +343,36 @@ class BlockDerivatives:
             self._output_hessian[i, j] = curved if flat else curved + _left(self.J_Z, self.xi(i, j))
         return self._output_hessian[i, j]
 
+    def weighted(self, i: str, j: str, r: Float[Tensor, "b L d"]) -> Float[Tensor, "b n m"]:
+        """Return Σ r ∂²Z/∂W_i∂W_j over tokens and features, i not after j, without forming the second derivative.
+
+        Z_x curves by H_Z and hands J_Zᵀ r down to S; S hands q = J_SYᵀ J_Zᵀ r to Y and J_Y q to F. Source: T5.
+        """
+        w = (self.J_Z.mT @ r[..., None])[..., 0]
+        curved = _over_tokens(self.B[i], _along(r, self.H_Z) @ self.B[j])
+        return curved if i == j and i in "12" else curved + self._weighted_sum(i, j, w)
+
+    def _weighted_sum(self, i: str, j: str, w: Float[Tensor, "b L d"]) -> Float[Tensor, "b n m"]:
+        """Return Σ w ξ_ij over tokens and features."""
+        if (i, j) == ("1", "2"):
+            eye_ff = torch.eye(self.D.shape[-1], dtype=self.Y.dtype)
+            mixed = torch.einsum("bip,bif,biq->bpfq", self.Y, self.D, w)
+            return torch.einsum("bpfq,fg->bpfgq", mixed, eye_ff).flatten(-4, -3).flatten(-2)
+        if i == "1":
+            return torch.einsum("bif,bipn->bpfn", self.D * (w @ self.W_2.mT), self.dY[j]).flatten(1, 2)
+        if i == "2":
+            dU = self.D[..., None] * (self.W_1.mT[:, None] @ self.dY[j])
+            return torch.einsum("biq,bifn->bfqn", w, dU).flatten(1, 2)
+        q = (self.J_SY.mT @ w[..., None])[..., 0]
+        G = self.attention.G
+        curved = _over_tokens(G[i], _along(q, self.H_Y) @ G[j])
+        return curved + self.attention.weighted(i, j, (self.J_Y.mT @ q[..., None])[..., 0])
+
+
+def _along(r: Float[Tensor, "b L d"], H: Float[Tensor, "b L d d d"]) -> Float[Tensor, "b L d d"]:
+    """Return Σ_x r_x H_x for every token."""
+    return (r[..., None, :] @ H.flatten(-2)).unflatten(-1, H.shape[-2:])[..., 0, :, :]
+
 
 def _bilinear(H: Float[Tensor, "b L d d d"], left: Float[Tensor, "b L d n"], right: Float[Tensor, "b L d m"]) -> Tensor:
     """Return leftᵀ H_x right for every output x, shape (b, L, d, n, m)."""
@@ -289,16 +386,8 @@ def _left(J: Float[Tensor, "b L d d"], tensor: Float[Tensor, "b L d n m"]) -> Fl
 
 def block_loss_hessian(derivatives: BlockDerivatives, residual: Float[Tensor, "b L d"]) -> Float[Tensor, "b n n"]:
     """Return the exact loss Hessian of the block, weights in the order 1, 2, K, Q, V. Source: GN2."""
-    J = torch.cat([derivatives.output_jacobian(i) for i in BLOCK_WEIGHTS], dim=-1)
-    scale = 2 / (residual.shape[-1] * residual.shape[-2])
-    # Contract each block with the residual at once: the whole second derivative of Z is never formed.
-    functional = {
-        (i, j): torch.einsum("bix,bixnm->bnm", residual, derivatives.output_hessian(i, j))
-        for a, i in enumerate(BLOCK_WEIGHTS)
-        for j in BLOCK_WEIGHTS[a:]
-    }
-    functional |= {(j, i): block.mT for (i, j), block in functional.items()}
-    return scale * (torch.einsum("bijn,bijm->bnm", J, J) + assemble(functional, BLOCK_WEIGHTS))
+    J = {i: derivatives.output_jacobian(i) for i in BLOCK_WEIGHTS}
+    return loss_hessian(J, derivatives.weighted, residual)
 
 
 def row_blocks_norm(blocks: Float[Tensor, "b L m n"]) -> Float[Tensor, " b"]:

@@ -148,6 +148,8 @@ def weighted_gram(X: Tensor, Z: Tensor, w: Tensor) -> Tensor:
     s_i > 0, and Σ w_i s_i |U x_i|² = tr U (Xᵀ diag(w s) X) Uᵀ ≤ ‖Xᵀ diag(w s) X‖ |u|².
     """
     root = w.sqrt()[..., None]
+    if X is Z:
+        return top_norm(root * X).square()
     plain = top_norm(root * X) * top_norm(root * Z)
     x, z = X.norm(dim=-1, keepdim=True), Z.norm(dim=-1, keepdim=True)
     # A token with x_i = 0 or z_i = 0 adds nothing; any positive s_i will do for it.
@@ -173,16 +175,23 @@ class TokenMatrices:
 
     N: Float[Tensor, "*b L p q"]
 
+    @property
+    def constant(self) -> bool:
+        """Whether one matrix is expanded to all tokens: its norm is then computed once."""
+        return self.N.shape[-3] > 1 and self.N.stride(-3) == 0
+
     @cached_property
     def norms(self) -> Float[Tensor, "*b L"]:
-        return top_norm(self.N)
+        return top_norm(self.N[..., :1, :, :]).expand(self.N.shape[:-2]) if self.constant else top_norm(self.N)
 
     @cached_property
     def mean(self) -> Float[Tensor, "*b p q"]:
-        return self.N.mean(dim=-3)
+        return self.N[..., 0, :, :] if self.constant else self.N.mean(dim=-3)
 
     @cached_property
     def deviations(self) -> Float[Tensor, "*b L"]:
+        if self.constant:
+            return torch.zeros_like(self.norms)
         return top_norm(self.N - self.mean[..., None, :, :])
 
 
@@ -202,25 +211,29 @@ def undeflated(X: Tensor, Z: Tensor, matrices: TokenMatrices) -> Tensor:
     return torch.minimum(bound, frobenius_of_sum(X, Z, matrices.N))
 
 
-def deflate(X: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Return coordinates (L, r) along X's first r right singular vectors, and the tokens without them."""
-    directions = torch.linalg.eigh(X.mT @ X).eigenvectors[..., -r:]
+def right_singular_vectors(X: Tensor) -> Tensor:
+    """Return X's right singular vectors, by ascending singular value."""
+    return torch.linalg.eigh(X.mT @ X).eigenvectors
+
+
+def split(X: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates (L, r) along r orthonormal directions, and the tokens without them."""
     along = X @ directions
     return along, X - along @ directions.mT
 
 
-def deflated(X: Tensor, Z: Tensor, matrices: TokenMatrices, r: int) -> Tensor:
-    """Return the bound after taking r directions out of the tokens on both sides.
+def deflated(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], matrices: TokenMatrices) -> Tensor:
+    """Return the bound after taking directions out of the tokens on both sides, split by `split`.
 
     Splitting each side orthogonally gives a 2 x 2 block operator. The corner (r p x r q) and the two borders are
     exact, the remainder is `undeflated`; an operator's norm is at most the norm of the matrix of its blocks' norms.
     """
     N = matrices.N
-    (alpha, x), (beta, z) = deflate(X, r), deflate(Z, r)
+    (alpha, x), (beta, z) = left, right
     corner = torch.einsum("...ik,...il,...iaf->...kalf", alpha, beta, N).flatten(-4, -3).flatten(-2)
-    right = torch.einsum("...ik,...ie,...iaf->...kaef", alpha, z, N).flatten(-4, -3).flatten(-2)
+    upper = torch.einsum("...ik,...ie,...iaf->...kaef", alpha, z, N).flatten(-4, -3).flatten(-2)
     lower = torch.einsum("...ic,...il,...iaf->...lfca", x, beta, N).flatten(-4, -3).flatten(-2)
-    first = torch.stack([top_norm(corner), top_norm(right)], -1)
+    first = torch.stack([top_norm(corner), top_norm(upper)], -1)
     second = torch.stack([top_norm(lower), undeflated(x, z, matrices)], -1)
     return torch.linalg.matrix_norm(torch.stack([first, second], -2), 2)
 
@@ -238,9 +251,13 @@ def kappa(X: Float[Tensor, "*b L d"], Z: Tensor, N: Tensor) -> Float[Tensor, "*b
         raise ValueError(f"X, Z, N hold {X.shape[-2]}, {Z.shape[-2]}, {N.shape[-3]} tokens; one number is needed.")
     matrices = TokenMatrices(N)
     bound = undeflated(X, Z, matrices)
+    U = right_singular_vectors(X)
+    V = U if X is Z else right_singular_vectors(Z)
     for r in (1, 2, 4) if X.shape[-2] <= GRAM_TOKENS else (2,):
         if r < min(X.shape[-1], Z.shape[-1]):
-            bound = torch.minimum(bound, deflated(X, Z, matrices, r))
+            left = split(X, U[..., -r:])
+            right = left if X is Z else split(Z, V[..., -r:])
+            bound = torch.minimum(bound, deflated(left, right, matrices))
     return bound
 
 
@@ -323,6 +340,10 @@ class KroneckerHessian:
 
     def block_bounds(self) -> dict[Pair, Float[Tensor, "*b"]]:
         """Return `term_bound` of every stored block pair."""
+        return self._block_bounds
+
+    @cached_property
+    def _block_bounds(self) -> dict[Pair, Float[Tensor, "*b"]]:
         return {pair: self.term_bound(pair) for pair in self.terms}
 
 
@@ -373,7 +394,11 @@ class RitzPairs:
 
 def ritz(H: KroneckerHessian, n_products: int) -> RitzPairs:
     """Return the Ritz pairs of H on `krylov_basis`."""
-    Q, HQ = krylov_basis(H, n_products)
+    return ritz_on(*krylov_basis(H, n_products))
+
+
+def ritz_on(Q: Float[Tensor, "*b P m"], HQ: Float[Tensor, "*b P m"]) -> RitzPairs:
+    """Return the Ritz pairs on an orthonormal basis Q, from Q and H Q."""
     theta, S = torch.linalg.eigh((Q.mT @ HQ + HQ.mT @ Q) / 2)
     order = theta.abs().argsort(dim=-1)
     theta, S = theta.gather(-1, order), S.gather(-1, order[..., None, :].expand_as(S))
@@ -381,8 +406,12 @@ def ritz(H: KroneckerHessian, n_products: int) -> RitzPairs:
     return RitzPairs(theta, U, (HU - U * theta[..., None, :]).norm(dim=-2))
 
 
-def deflated_frobenius(H: KroneckerHessian, n_products: int = 40) -> Float[Tensor, "*b"]:
+def deflated_frobenius(
+    H: KroneckerHessian, n_products: int = 40, pairs: RitzPairs | None = None
+) -> Float[Tensor, "*b"]:
     """Return an upper bound on ‖H‖_2 from m products with H and its exact Frobenius norm, with certainty.
+
+    `pairs` are the Ritz pairs, if at hand.
 
     Let θ_i, u_i be Ritz pairs of H on an m-dimensional space U, r_i the length of H u_i − θ_i u_i. The part of H that
     maps U's complement to itself has squared Frobenius norm d² = ‖H‖_F² − Σ θ_i² − 2 Σ r_i². Hence ‖H‖_2 is at most
@@ -391,7 +420,7 @@ def deflated_frobenius(H: KroneckerHessian, n_products: int = 40) -> Float[Tenso
     lower bound, and an upper one with a probability.
     """
     square = H.total_squared_frobenius()
-    pairs = ritz(H, n_products)
+    pairs = ritz(H, n_products) if pairs is None else pairs
     theta, residual = pairs.theta, pairs.residual
     rest = square - theta.square().sum(-1) - 2 * residual.square().sum(-1)
     d = (rest.clamp_min(0) + ROUNDING * square).sqrt()
@@ -407,13 +436,12 @@ def lanczos_estimate(H: KroneckerHessian, n_products: int = 40) -> Float[Tensor,
     return ritz(H, n_products).theta.abs().amax(-1)
 
 
-def leading_directions(H: KroneckerHessian, r: int, n_products: int) -> dict[str, Directions]:
+def leading_directions(H: KroneckerHessian, r: int, pairs: RitzPairs) -> dict[str, Directions]:
     """Return r directions per weight, on its longer side, that carry most of the leading Ritz vectors.
 
     Eight Ritz vectors, weighted by the root of their value, are read as matrices of the weight's shape. The choice
     moves the tightness of `core_bound`, never its validity.
     """
-    pairs = ritz(H, n_products)
     U = (pairs.vectors * pairs.theta.abs().sqrt()[..., None, :])[..., -8:]
     directions = {}
     for (name, shape), part in zip(H.shapes.items(), U.split(list(H.sizes.values()), dim=-2), strict=True):
@@ -464,20 +492,26 @@ def block_columns(parts: list[Tensor]) -> Tensor:
     return torch.cat(rows, -2)
 
 
-def data_bound(
-    H: KroneckerHessian, r: int = 3, n_products: int = 20, blocks: Mapping[Pair, Tensor] | None = None
-) -> Float[Tensor, "*b"]:
-    """Return the least of `norm_of_norms`, `deflated_frobenius` and, for r > 0, `core_bound`, on H's term bounds.
+def data_bounds(
+    H: KroneckerHessian, r: int = 3, n_products: int = 20, pairs: RitzPairs | None = None
+) -> dict[str, Float[Tensor, "*b"]]:
+    """Return the bounds on ‖H‖_2 from its Kronecker sums: `block_norms`, `deflated_frobenius` and, for r > 0, `core`.
 
     Args:
         r: Directions taken out per weight.
         n_products: Products with H that choose the directions. In all it takes `n_products` + r Σ (shorter sides).
-        blocks: `H.block_bounds()`, if at hand.
+        pairs: The Ritz pairs of `n_products` products, if at hand.
     """
-    bounds = [
-        norm_of_norms(H.shapes, H.block_bounds() if blocks is None else blocks),
-        deflated_frobenius(H, n_products),
-    ]
+    pairs = ritz(H, n_products) if pairs is None else pairs
+    bounds = {
+        "block_norms": norm_of_norms(H.shapes, H.block_bounds()),
+        "deflated_frobenius": deflated_frobenius(H, n_products, pairs),
+    }
     if r > 0:
-        bounds.append(core_bound(H, leading_directions(H, r, n_products)))
-    return torch.stack(bounds).amin(0)
+        bounds["core"] = core_bound(H, leading_directions(H, r, pairs))
+    return bounds
+
+
+def data_bound(H: KroneckerHessian, r: int = 3, n_products: int = 20) -> Float[Tensor, "*b"]:
+    """Return the least of `data_bounds`."""
+    return torch.stack(list(data_bounds(H, r, n_products).values())).amin(0)
