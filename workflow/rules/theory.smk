@@ -121,7 +121,7 @@ TARGETS += [
 
 
 rule bounds:
-    """Printed, corrected and tight bounds against exact norms, other bounds and Lanczos: random models, the runs' checkpoints."""
+    """Printed, corrected and tight bounds against exact norms: random models, the runs' checkpoints; Lanczos beside."""
     input:
         data=f"{RESULTS}/data/mnist.npz",
         batch=f"{RESULTS}/subsets/mnist_seed{DATASETS['mnist']['hessian']['batch_seed']}.npz",
