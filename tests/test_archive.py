@@ -63,6 +63,16 @@ def test_the_archive_verifies_where_it_is_unpacked(packed):
     assert "1 passed, 0 failed, 1 not run" in said
 
 
+def test_all_that_a_clone_tracks_goes_in():
+    root = Path(archive.__file__).parents[2]
+    listed = subprocess.run(["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    tops = {name.split("/")[0] for name in listed.stdout.split()}
+    # results/ holds its README alone; the rest serves the repository, not the artifact.
+    assert tops - {"results", ".ci", ".gitignore"} == set(archive.SOURCES)
+
+
 def test_whole_hessians_are_hashes_and_logs_stay_out(clone, packed, tmp_path):
     contents = manifest(clone, RESULTS)
     hessian = "results/smoke/hessians/mnist_seed0/init.npz"

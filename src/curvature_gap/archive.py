@@ -32,6 +32,7 @@ SOURCES = (
     "expected",
     "paper",
     "tests",
+    "docs",
     "Snakefile",
     "Makefile",
     "pyproject.toml",
