@@ -57,7 +57,7 @@ class Tangent:
         """Return matrix M + plus."""
         if self.matrix is None:
             return M if plus is None else M + plus
-        return self.matrix @ M if plus is None else torch.baddbmm(plus, self.matrix, M)
+        return self.matrix @ M if plus is None else (self.matrix @ M).add_(plus)
 
 
 @dataclass(frozen=True)
