@@ -170,6 +170,23 @@ def test_a_pair_or_some_of_its_rows_equal_the_whole(generator):
             assert (part - expected[rows]).abs().max() <= 1e-13 * H.abs().max()
 
 
+@pytest.mark.parametrize("name", ["pinned_reading", "all_trainable"])
+def test_pairs_of_one_group_may_ask_for_different_rows(name, generator):
+    """As a tile job does: the last pair of one tile whole, the first rows of the next."""
+    architecture = ARCHITECTURES[name]
+    case = problem(architecture, "cross_entropy", generator, batch=2)
+    H, where = closed_form_hessian(*case, architecture), offsets(architecture)
+    names = list(where)
+    for i, row in enumerate(names):
+        n = where[row].stop - where[row].start
+        for first, second in zip(names[i:], names[i + 1 :], strict=False):
+            asked = {(row, first): slice(0, n), (row, second): slice(n // 3, n // 3 + (n + 1) // 2)}
+            blocks = closed_form_blocks(*case, architecture, pairs=asked, rows=asked)
+            for (_, column), rows in asked.items():
+                difference = blocks[row, column] - H[where[row], where[column]][rows]
+                assert difference.abs().max() <= 1e-13 * H.abs().max(), (row, column)
+
+
 def test_diagonal_blocks(generator):
     architecture = ARCHITECTURES["all_trainable"]
     case = problem(architecture, "mse", generator)

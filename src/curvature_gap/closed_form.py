@@ -159,11 +159,13 @@ def add_chunk(state: State, plan: Plan, w: Weights, images: Tensor, targets: Ten
         if group in HEAD:
             root = head.G.mT @ head_jacobian(w, head, group).flatten(2)
         else:
-            J = pooled_jacobian(chunk, group, span).flatten(2)
-            root = (s_to_logits @ head.G).mT @ J
+            J = pooled_jacobian(chunk, group, span)
+            root = (s_to_logits @ head.G).mT @ J.flatten(2)
             for other in HEAD:
                 if (group, other) in plan.pairs:
-                    add_below_head(state.plain, w, head, (group, other), J)
+                    # The pair's own span: another pair of this group can ask for more.
+                    leading, trailing = plan.pairs[group, other][0].within(span)
+                    add_below_head(state.plain, w, head, (group, other), J[:, :, leading, trailing].flatten(2))
         state.roots.setdefault(group, []).append(root.flatten(0, 1))
     if ("LN2", "classifier") in plan.pairs:
         add_within_head(state.plain, head)
