@@ -80,7 +80,8 @@ def provenance_of(results):
 def run(tmp_path, monkeypatch):
     """A small finished run, results/smoke, in a clone of its own."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "paper", "paper")
+    for folder in ("paper", "docs"):
+        shutil.copytree(ROOT / folder, folder)
     results = Path("results/smoke")
     write_table(STATEMENTS, results / "tables/statements.csv")
     claims = read_claims(Path("paper/claims.yaml"))

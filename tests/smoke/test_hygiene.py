@@ -68,6 +68,23 @@ def test_with_a_home_that_cannot_be_written(usual, tmp_path):
     assert list(home.iterdir()) == []
 
 
+def test_as_another_user_with_a_closed_umask_and_an_unknown_locale(usual, public_path):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    # May read everything, for the interpreter can lie in root's home, and write only what is its own.
+    reading = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *reading]
+    clone = Clone(copy_clone(public_path / "clone"))
+    for path in (clone.root, *clone.root.rglob("*")):
+        os.chown(path, 65534, 65534)
+    variables = {"PATH": os.environ["PATH"], "LC_ALL": "tr_TR.UTF-8", "LANG": "xx_XX", "TMPDIR": str(clone.root)}
+    run_bare(clone, variables, *nobody, umask=0o077)
+    assert digests(clone.root) == usual
+    for name in (DATA, *TARGETS):
+        made = (clone.root / name).stat()
+        assert (made.st_uid, stat.S_IMODE(made.st_mode)) == (65534, 0o600)
+
+
 def test_in_a_path_that_a_shell_would_read_otherwise(usual, tmp_path):
     clone = Clone(copy_clone(tmp_path / "it's; touch injected; $(touch injected) & a clone"))
     clone.snakemake("--", *TARGETS)
