@@ -87,6 +87,11 @@ class BoundCase:
     exact_side: str = ""
     """Cases of one name, inputs and sizes share derivatives: their ascents go together. Empty: alone."""
 
+    @property
+    def climbed(self) -> tuple[Sizes, ...]:
+        """The sizes that ascents are spread over: all; of the block, whose derivatives cost most, the last alone."""
+        return self.sizes[-1:] if "W_1" in self.inputs else self.sizes
+
 
 def _single(exact: Side, bound: Side, second: Oracle) -> Comparison:
     """A comparison of one piece."""
@@ -538,6 +543,7 @@ def _block_cases() -> list[BoundCase]:
             BLOCK_SIZES,
             _block_total(_block_total_bound),
             reading="H_tr as the loss Hessian of the mean squared error, every norm exact",
+            exact_side="loss Hessian of the block",
         ),
         BoundCase(
             "T6_explicit_pairs",
@@ -555,6 +561,7 @@ def _block_cases() -> list[BoundCase]:
             _block_total(_explicit_total(corrected=False)),
             corrected=_block_total(_explicit_total(corrected=True)),
             reading="the maximum over the pairs with a printed bound",
+            exact_side="loss Hessian of the block",
         ),
     ]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvature_gap.bound_cases import BOUND_CASES, BoundCase, Comparison
 from curvature_gap.bound_errata import ERRATA, MISPRINTS
-from curvature_gap.bound_instances import Draw, Instances, draw_instances
+from curvature_gap.bound_instances import Draw, Instances, Sizes, draw_instances
 from curvature_gap.landscape_checks import LANDSCAPE_CHECKS
 from curvature_gap.statements import Row, worst
 from curvature_gap.theory.printed_bounds import NORM_NAMES, attaining_matrix, matrix_norm, norm_constant
@@ -132,17 +132,25 @@ class Search:
 
     def draw(self, place: int) -> "Start | None":
         """Evaluate the instances of the place-th sizes; return where to climb from, None where there is no budget."""
-        places = len(self.case.sizes)
-        n, ascents = (_share(total, place, places) for total in (self.budget.instances, self.budget.ascents))
+        sizes = self.case.sizes[place]
+        n = _share(self.budget.instances, place, len(self.case.sizes))
         if n == 0:
             return None
-        drawn = draw_instances(self.case.sizes[place], n, self.generator)
+        drawn = draw_instances(sizes, n, self.generator)
         drawn = {name: tensor for name, tensor in drawn.items() if name in self.case.inputs}
         found = _in_chunks(self.comparison, drawn)
         self.collect(drawn, found)
-        before = sum(_share(self.budget.ascents, p, places) for p in range(place))
-        chosen, columns = _starts(found, range(before, before + ascents), self.generator)
+        chosen, columns = _starts(found, self._ascents(sizes), self.generator)
         return Start(self, {name: tensor[chosen] for name, tensor in drawn.items()}, torch.tensor(columns))
+
+    def _ascents(self, sizes: Sizes) -> range:
+        """Return the numbers of the ascents that start at these sizes."""
+        climbed = self.case.climbed
+        if sizes not in climbed:
+            return range(0)
+        shares = [_share(self.budget.ascents, place, len(climbed)) for place in range(len(climbed))]
+        before = sum(shares[: climbed.index(sizes)])
+        return range(before, before + shares[climbed.index(sizes)])
 
     def collect(self, inputs: Mapping[str, Tensor], found: Tensor) -> None:
         _collect(self.candidates, self.result, self.comparison, inputs, found)
