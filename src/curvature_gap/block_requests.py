@@ -2,10 +2,11 @@
 
 A group is a matrix of parameters, its leading index a number of an input vector, its trailing index of an output:
 
-    E = [embed; embed_bias; positions]     B = W_Q W_Kᵀ / √d_K     C = W_V W_O     LN1 = [gamma; beta]
-    W1 = [W_1; b_1]     W2 = [W_2; b_2]     LN2 = [gamma; beta]     classifier = [classifier; classifier_bias]
+    E = [embed; embed_bias; positions]     B = W_Q W_Kᵀ / √d_K     C = W_V W_O Q     LN1 = [gamma; beta]
+    W1 = [W_1; b_1]     W2 = [W_2; b_2] Q     LN2 = [gamma; beta]     classifier = [classifier; classifier_bias]
 
-so a range of a parameter's rows is a range of its group's leading indices.
+so a range of a parameter's rows is a range of its group's leading indices. The columns of Q span what is orthogonal to
+1: of the outputs of C and W2 LayerNorm sees no more.
 """
 
 from collections.abc import Iterable, Mapping
@@ -118,7 +119,8 @@ def group_spans(architecture: Architecture) -> dict[str, Span]:
         group, (leading, trailing) = GROUP_OF[name], matrix_shape(shape)
         n_rows[group], width[group] = n_rows.get(group, 0) + leading, trailing
     d = architecture.d_V
-    return {group: Span(0, n, 0, width[group]) for group, n in n_rows.items()} | dict.fromkeys("BC", Span(0, d, 0, d))
+    spans = {group: Span(0, n, 0, width[group]) for group, n in n_rows.items()}
+    return spans | {"B": Span(0, d, 0, d), "C": Span(0, d, 0, d - 1), "W2": Span(0, n_rows["W2"], 0, d - 1)}
 
 
 def span_of(name: str, architecture: Architecture, leading: slice) -> Span:

@@ -9,7 +9,7 @@ tokens of (matrix ⊗ vector) pairs, hence one matrix product with inner size "n
 the per-token matrices and `group_curvature` says which of them meet in which block. Nothing of size
 tokens x width x P is ever formed.
 
-Queries and keys enter through B = W_Q W_Kᵀ / √d_K alone, values and output projection through C = W_V W_O, so blocks
+Queries and keys enter through B = W_Q W_Kᵀ / √d_K alone, values and output projection through C = W_V W_O Q, so blocks
 are computed for B and C (`block_requests` lists these groups) and the chain rule leads back to the weights. B and C are
 bilinear: ∂²loss/∂W_Q∂W_K has the extra term ∂loss/∂B ⊗ I / √d_K, and W_V, W_O likewise.
 
@@ -189,7 +189,7 @@ def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tenso
         add_moved_products(block, pair, spans, w, state.plain["z_T_z"], state.plain["z_A_R"])
     elif pair[0] not in ATTENTION:
         d, f = w["W_1"].shape
-        add_moved_layers(block, pair, spans, w, state.plain["r_S_D"].view(d + 1, d, f))
+        add_moved_layers(block, pair, spans, w, state.plain["r_S_D"].view(d + 1, d - 1, f))
     return block
 
 
@@ -227,10 +227,12 @@ def to_weight(
         rows = w.temperature * torch.einsum("ckx,ki->cix", rows, w["W_K"])
     elif name == "W_K":
         rows = w.temperature * torch.einsum("ckx,ci->kix", rows, w["W_Q"])
-    elif name == "W_V" and w.architecture.output_projection:
-        rows = torch.einsum("eax,ja->ejx", rows, w["W_O"])
+    elif name == "W_V":
+        rows = torch.einsum("eax,ja->ejx", rows, w["W_O"] @ w.Q if w.architecture.output_projection else w.Q)
     elif name == "W_O":
-        rows = torch.einsum("eax,ej->jax", rows, w["W_V"])
+        rows = torch.einsum("eax,ej,ba->jbx", rows, w["W_V"], w.Q)
+    elif name in ("W_2", "b_2"):
+        rows = torch.einsum("eax,ja->ejx", rows, w.Q)
     return rows.flatten(0, 1)
 
 
@@ -241,7 +243,7 @@ def both_factors(request: Request, w: Weights, plain: dict) -> Float[Tensor, "y 
         gradient, width = w.temperature * plain["z_T_z"][:d, :d], w["W_Q"].shape[1]
         term = torch.einsum("ck,ij->cikj", gradient[request.row_span.leading], torch.eye(width).to(gradient))
     elif (request.row, request.column) == ("W_V", "W_O"):
-        gradient = plain["z_A_R"][:d]
+        gradient = plain["z_A_R"][:d] @ w.Q.T
         term = torch.einsum("ea,ij->eija", gradient[request.row_span.leading], torch.eye(d).to(gradient))
     else:
         return None

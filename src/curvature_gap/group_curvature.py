@@ -18,13 +18,11 @@ from curvature_gap.block_requests import ATTENTION, FEED_FORWARD, Pair, Plan, Sp
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import AttentionCurvature, FeedForwardCurvature, Forward, Weights, with_ones
 from curvature_gap.token_sums import (
-    IN_Q,
     KEY,
     MATRIX_FIRST,
     VALUE,
     VALUE_OF_R_BAR,
     VECTOR_FIRST,
-    VECTOR_IN_Q,
     Side,
     Square,
     Sums,
@@ -126,7 +124,7 @@ def tangents(chunk: Chunk, group: str, span: Span) -> list[Tangent]:
     assert att is not None
     X = t.X.flatten(0, 1)
     if group == "C":
-        return [Tangent(None, att.mean[:, span.leading], IN_Q, value=span.leading)]
+        return [Tangent(None, att.mean[:, span.leading], VECTOR_FIRST, value=span.leading)]
     if group == "B":
         keys = span.trailing
         Gamma = att.covariance[:, keys, :d] @ C_Q
@@ -194,7 +192,7 @@ def attention_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> None:
 
 def of_R_bar(side: Side) -> Side:
     """Return the side of a value whose trailing index is that of R_bar, its matrix index that of the values."""
-    return VALUE_OF_R_BAR if side == VALUE else VECTOR_IN_Q
+    return VALUE_OF_R_BAR if side == VALUE else MATRIX_FIRST
 
 
 def add_tangent_square(sums: Sums, chunk: Chunk, pair: Pair, f: Tangent, M: Float[Tensor, "N x x"]) -> None:
@@ -229,11 +227,12 @@ def add_moved_products(
     spans: Spans,
     w: Weights,
     z_T_z: Float[Tensor, "z z"],
-    z_A_R: Float[Tensor, "z d"],
+    z_A_R: Float[Tensor, "z a"],
 ) -> None:
     """Add the terms in which two factors of T = X B Xᵀ, or of X C, move at once.
 
-    z_T_z = Σ z_t T_bar[t, s] z_sᵀ and z_A_R = Σ A[t, s] z_s R_barᵀ hold ∂loss/∂B and ∂loss/∂C, z = (X, p̂).
+    z_T_z = Σ z_t T_bar[t, s] z_sᵀ and z_A_R = Σ A[t, s] z_s R_barᵀ hold ∂loss/∂B and
+    ∂loss/∂C Q, z = (X, p̂).
     """
     if pair[0] != "E":
         return
@@ -274,9 +273,9 @@ def targets(chunk: Chunk, group: str, span: Span) -> list[Target]:
         again = slice(span.start, min(span.stop, d))
         second = Target(ff.R_to_Y[:, :, again], ff.U_bar, MATRIX_FIRST)
     else:  # ∂S = h ∂W_2: h moves with R where its unit is active
-        first = Target(ff.H_RS, chunk.h_hat(span.leading), IN_Q)
+        first = Target(ff.H_RS, chunk.h_hat(span.leading), VECTOR_FIRST)
         again = slice(span.start, min(span.stop, t.h.shape[1]))
-        second = Target(ff.R_to_Y, ff.S_bar, VECTOR_IN_Q, W=w["W_1"][:, again], mask=t.D[:, again])
+        second = Target(ff.R_to_Y, ff.S_bar, MATRIX_FIRST, W=w["W_1"][:, again], mask=t.D[:, again])
     return [first, second] if again.start < again.stop else [first]
 
 
@@ -316,7 +315,7 @@ def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> Non
     w, t, ff = chunk.w, chunk.t, chunk.ff
     W_2, D = w.W_2_Q, t.D
     leading, columns = spans[0].leading, spans[1].leading
-    sides = (IN_Q if pair[0] == "W2" else VECTOR_FIRST, IN_Q if pair[1] == "W2" else VECTOR_FIRST)
+    sides = (VECTOR_FIRST, VECTOR_FIRST)
     if pair == ("LN1", "LN1"):
         H_LY = scaled_rows(ff.M @ ff.H_SS, t.r_hat) @ ff.M.mT
         sums.add(pair, sides, scaled_rows(H_LY.mT, t.r_hat), None, None)
@@ -329,7 +328,7 @@ def feed_forward_pair(sums: Sums, chunk: Chunk, pair: Pair, spans: Spans) -> Non
         sums.add(pair, sides, (W_2 @ ff.H_SS) * D[:, :, None], chunk.y_hat(leading), chunk.h_hat(columns))
     elif pair == ("W2", "W2"):
         if leading == columns:
-            add_square(sums, pair, IN_Q, ff.H_SS, chunk.h_hat(leading))
+            add_square(sums, pair, VECTOR_FIRST, ff.H_SS, chunk.h_hat(leading))
         else:
             sums.add(pair, sides, ff.H_SS, chunk.h_hat(leading), chunk.h_hat(columns))
     else:
@@ -361,7 +360,7 @@ def add_moved_layers(
     inside = block[:, :, : columns.stop - columns.start]
     if pair == ("LN1", "W1"):
         identity = torch.eye(d, dtype=block.dtype, device=block.device)
-        inside += torch.einsum("scki,ik,ce->scei", both, w["W_2"], identity[:, columns])
+        inside += torch.einsum("scki,ik,ce->scei", both, w.W_2_Q, identity[:, columns])
     elif pair == ("LN1", "W2"):
         inside += torch.einsum("sckj,cj->scjk", both[..., columns], w["W_1"][:, columns])
     elif pair == ("W1", "W2"):
@@ -382,7 +381,7 @@ def pooled_terms(chunk: Chunk, group: str, span: Span) -> Iterator[tuple[Tensor,
     elif group == "W1":
         yield (w.W_2_Q @ ff.J_S) * t.D[:, :, None], chunk.y_hat(span.leading), VECTOR_FIRST
     elif group == "W2":
-        yield ff.J_S, chunk.h_hat(span.leading), IN_Q
+        yield ff.J_S, chunk.h_hat(span.leading), VECTOR_FIRST
     else:
         R_to_s = ff.R_to_S @ ff.J_S
         for f in chunk.tangents(group, span):
@@ -409,11 +408,11 @@ def pooled_jacobian(chunk: Chunk, group: str, span: Span) -> Float[Tensor, "n k 
 def add_gradients(sums: dict, chunk: Chunk) -> None:
     """Add the sums that hold the gradients by B, C and the feed-forward weights."""
     t, ff, att = chunk.t, chunk.ff, chunk.att
-    accumulate(sums, "r_S_D", outer(with_ones(t.r_hat, True), ff.S_bar @ chunk.w.Q.T), t.D)
+    accumulate(sums, "r_S_D", outer(with_ones(t.r_hat, True), ff.S_bar), t.D)
     if att is not None:
         z = torch.cat([t.X, t.p], dim=-1).flatten(0, 1)[:, : att.tilted.shape[1]]
         accumulate(sums, "z_T_z", z, att.tilted)
-        accumulate(sums, "z_A_R", att.mean, ff.R_bar @ chunk.w.Q.T)
+        accumulate(sums, "z_A_R", att.mean, ff.R_bar)
 
 
 def add_pairs(sums: Sums, chunk: Chunk, plan: Plan) -> None:

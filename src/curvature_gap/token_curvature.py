@@ -74,7 +74,7 @@ class Weights:
     @property
     def maps(self) -> dict[str, Tensor]:
         """What sums over tokens are multiplied by at the end, by the names that `token_sums.Side` uses."""
-        return {"B": self.B.T, "C": self.C_Q, "E": self.E.T, "Q": self.Q}
+        return {"B": self.B.T, "C": self.C_Q, "E": self.E.T}
 
 
 def orthogonal_to_ones(like: Float[Tensor, "d _"]) -> Float[Tensor, "d a"]:

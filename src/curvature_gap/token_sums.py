@@ -41,9 +41,6 @@ class Side:
 
 VECTOR_FIRST = Side()
 MATRIX_FIRST = Side(matrix_first=True)
-IN_Q = Side(matrix_by="Q")
-"""The trailing index is that of R or S, in the basis Q of what is orthogonal to 1."""
-VECTOR_IN_Q = Side(matrix_first=True, vector_by="Q")
 # The inputs, X = p̂ E, move R as queries (vector p̂), as keys (κ = X B) and as values (A X C). A mixed derivative by a
 # value and by R_bar has the value's index in its matrix.
 KEY = Side(matrix_first=True, vector_by="B")
@@ -51,10 +48,7 @@ VALUE = Side(matrix_by="C")
 VALUE_OF_R_BAR = Side(matrix_first=True, vector_by="C")
 DERIVED = {
     "B": {KEY: Side(matrix_by="E")},
-    "C": {
-        VALUE: Side(matrix_by="Q", vector_by="E"),
-        VALUE_OF_R_BAR: Side(matrix_first=True, matrix_by="E", vector_by="Q"),
-    },
+    "C": {VALUE: Side(vector_by="E"), VALUE_OF_R_BAR: Side(matrix_first=True, matrix_by="E")},
 }
 """With learned positions X is p̂ E in full, so B moves R as E's keys do with Eᵀ p̂ for p̂, and C as E's values do."""
 
@@ -268,9 +262,10 @@ def laid_out(
     term: Float[Tensor, "a g b c"], row: Side, column: Side, maps: Mapping[str, Tensor]
 ) -> Float[Tensor, "l t m u"]:
     """Return a term with its indices in the order of its groups."""
-    for index, name in enumerate((row.matrix_by, column.matrix_by, row.vector_by, column.vector_by)):
-        if name:
-            term = torch.tensordot(maps[name], term, dims=([1], [index])).movedim(0, index)
+    named = enumerate((row.matrix_by, column.matrix_by, row.vector_by, column.vector_by))
+    todo = [(index, maps[name]) for index, name in named if name]
+    for index, map_ in sorted(todo, key=lambda item: item[1].shape[0] / item[1].shape[1]):  # what shrinks it most first
+        term = torch.tensordot(map_, term, dims=([1], [index])).movedim(0, index)
     rows = (0, 2) if row.matrix_first else (2, 0)
     columns = (1, 3) if column.matrix_first else (3, 1)
     return term.permute(*rows, *columns)
