@@ -119,5 +119,5 @@ def test_sixteen_at_once_do_not_clash(tmp_path):
         return (out / "fig.png").read_text()
 
     with ThreadPoolExecutor(16) as pool:
-        drawn = list(pool.map(one, range(16)))
-    assert [text.split()[0] for text in drawn] == [str(i) for i in range(16)]
+        drawn = list(pool.map(one, range(32)))  # twice over
+    assert [text.split()[0] for text in drawn] == [str(i) for i in range(32)]
