@@ -35,7 +35,7 @@ from curvature_gap.group_curvature import (
 )
 from curvature_gap.shapes import Float
 from curvature_gap.token_curvature import Weights, attention_curvature, feed_forward_curvature, forward, with_ones
-from curvature_gap.token_sums import Sums, strips, summed
+from curvature_gap.token_sums import Sums, add_terms, aligned_zeros, strips
 
 LOSSES = ("cross_entropy", "mse")
 TOKENS_PER_CHUNK = 784
@@ -175,14 +175,15 @@ def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tenso
     """Return the finished block of a group pair."""
     spans = plan.pairs[pair]
     left, right = (root_of(state, plan, group, span).flatten(1) for group, span in zip(pair, spans, strict=True))
-    product = gram(left) if pair[0] == pair[1] and spans[0] == spans[1] else left.T @ right
+    if pair[0] == pair[1] and spans[0] == spans[1]:
+        product = gram(left)
+    else:
+        product = aligned_zeros(left, left.shape[1], right.shape[1]).addmm_(left.T, right)
     block = product.view(*spans[0].shape, *spans[1].shape)
     terms = state.sums.derived(pair) if plan.derives(pair) else state.sums.finished(pair)
-    functional = summed(terms, pair, tuple(block.shape), w.maps)
+    add_terms(block, terms, pair, w.maps)
     if not plan.inputs_make_tokens:
         state.sums.forget(pair)
-    if functional is not None:
-        block += functional
     if pair[1] in HEAD:
         add_head(block, pair, state.plain)
     elif pair[1] in ATTENTION:
@@ -196,7 +197,7 @@ def group_block(state: State, plan: Plan, w: Weights, pair: Pair) -> Float[Tenso
 def gram(root: Float[Tensor, "x n"]) -> Float[Tensor, "n n"]:
     """Return rootᵀ root, computed on and above the diagonal, strip by strip."""
     n = root.shape[1]
-    product = root.new_empty(n, n)
+    product = aligned_zeros(root, n, n)
     for rows, columns in strips(n):
         strip = root[:, rows].T @ root[:, columns]
         product[columns, rows] = strip.T

@@ -62,9 +62,14 @@ def accumulate(sums: dict, key: Hashable, left: Float[Tensor, "N x"], right: Flo
     """Add leftᵀ right to sums[key]; the narrower side has the rows in memory, which is the faster way round."""
     if key not in sums:
         narrow, wide = sorted((left.shape[1], right.shape[1]))
-        zeros = left.new_zeros(narrow, -(-wide // ALIGNED) * ALIGNED)[:, :wide]
+        zeros = aligned_zeros(left, narrow, wide)
         sums[key] = zeros if left.shape[1] == narrow else zeros.T
     sums[key].addmm_(left.T, right)
+
+
+def aligned_zeros(like: Tensor, n_rows: int, n_columns: int) -> Float[Tensor, "r c"]:
+    """Return zeros whose rows start at multiples of `ALIGNED` numbers in memory."""
+    return like.new_zeros(n_rows, -(-n_columns // ALIGNED) * ALIGNED)[:, :n_columns]
 
 
 def strips(n: int) -> list[tuple[slice, slice]]:
@@ -224,14 +229,10 @@ class Sums:
         del self.unfolded[pair]
 
 
-def summed(
-    terms: Iterable[Term], pair: Pair, shape: tuple[int, ...], maps: Mapping[str, Tensor]
-) -> Float[Tensor, "l t m u"] | None:
-    """Return a group pair's sum, None if it has no terms; `maps` holds the constant matrices that sides name."""
-    total: Tensor | None = None
+def add_terms(block: Float[Tensor, "l t m u"], terms: Iterable[Term], pair: Pair, maps: Mapping[str, Tensor]) -> None:
+    """Add a group pair's sums to its block; `maps` holds the constant matrices that sides name."""
+    shape = block.shape
     for row, column, mirrored, term in terms:
-        if total is None:
-            total = term.new_zeros(shape)
         value = laid_out(term, row, column, maps)
         if pair[0] == "LN1":  # its one matrix index is (gamma, beta) in a row
             value = value.reshape(*shape[:2], *value.shape[2:])
@@ -241,10 +242,9 @@ def summed(
         n_rows, n_columns = len(value), value.shape[2]
         rows = slice(shape[0] - n_rows, None) if row.position else slice(0, n_rows)
         columns = slice(shape[2] - n_columns, None) if column.position else slice(0, n_columns)
-        total[rows, :, columns] += value
+        block[rows, :, columns] += value
         if mirrored:
-            total[columns, :, rows] += value.permute(2, 3, 0, 1)
-    return total
+            block[columns, :, rows] += value.permute(2, 3, 0, 1)
 
 
 def as_term(value: Tensor, row: Side, column: Side, sizes: tuple[int, ...], packed: bool) -> Float[Tensor, "a g b c"]:
