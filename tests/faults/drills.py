@@ -65,7 +65,7 @@ class Drill(Clone):
 
     def wait_for(self, condition, process: subprocess.Popen[str], poll_seconds: float = 0.01) -> None:
         """Return as soon as `condition()` is true while the run is alive."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while time.monotonic() < end:
             if condition():
                 return

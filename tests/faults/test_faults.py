@@ -98,7 +98,7 @@ def test_ctrl_c_leaves_nothing_behind(drill):
     process = drill.start(NORMS, start_new_session=True)
     drill.wait_for(trained_past(drill, 100), process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) != 0
+    assert process.wait(300) != 0
     assert drill.orphans() == []
     drill.assert_recovers(NORMS)  # no lock, nothing to do first
 
@@ -108,7 +108,7 @@ def test_a_second_run_is_refused_while_one_runs(drill):
     process = drill.start(NORMS)
     drill.wait_for(trained_past(drill, 25), process)
     assert "cannot be locked" in drill.failing(NORMS)
-    assert process.wait(120) == 0, drill.path("messages").read_text()
+    assert process.wait(300) == 0, drill.path("messages").read_text()
     drill.assert_recovers(NORMS)
 
 
