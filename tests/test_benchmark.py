@@ -176,7 +176,7 @@ def test_the_whole_benchmark_in_small(tmp_path):
     broken = benchmark.in_process_of_its_own("measure", asdict(job("no such method", "none", TINY)), 60.0)
     assert broken["status"].startswith("failed: the process ended with 1: KeyError")
 
-    assert benchmark.main(["--quick", "--output", str(tmp_path)]) == 0
+    assert benchmark.main(["--quick", "--threads", "1", "--output", str(tmp_path)]) == 0
     with (tmp_path / "benchmarks.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert list(rows[ENGINE]) == benchmark.TABLE

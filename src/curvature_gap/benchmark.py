@@ -539,11 +539,16 @@ def run(plan: Plan, threads: int, output: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def cores() -> int:
+    """Return how many cores this process may use. More threads than that slow every method down badly."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark, or one task of it in this process."""
     parser = argparse.ArgumentParser(prog="python -m curvature_gap.benchmark", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("results/bench"), help="folder of the results")
-    parser.add_argument("--threads", type=int, default=1, help="threads of every method (default 1)")
+    parser.add_argument("--threads", type=int, default=cores(), help="threads of every method (default: every core)")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few methods, to try the program")
     parser.add_argument("--methods", nargs="+", choices=list(PEERS), help="only these methods")
     for internal in ("--task", "--request", "--answer"):
