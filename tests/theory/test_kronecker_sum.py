@@ -16,6 +16,7 @@ from curvature_gap.theory.kronecker_sum import (
     lanczos_estimate,
     norm_of_norms,
     ritz,
+    schatten_norm,
     top_norm,
     weighted_gram,
 )
@@ -169,3 +170,19 @@ def test_krylov_space_that_ends_early_still_bounds(hessian):
     H = KroneckerHessian({"a": (1, 5)}, {("a", "a"): (one,)})
     assert ritz(H, 4).theta.abs().max() == pytest.approx(3)
     assert deflated_frobenius(H, 4) >= 3 * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (5, 7), (16, 16), (1, 3)])
+def test_schatten_norm_is_above_the_norm_by_little(shape, randn):
+    M = randn(11, *shape)
+    ratio = schatten_norm(M) / top_norm(M)
+    assert (ratio >= 1 - 1e-14).all()
+    assert (ratio <= min(shape) ** (1 / 16) * (1 + 1e-14)).all()
+    torch.testing.assert_close(schatten_norm(M[:, :1]), top_norm(M[:, :1]))
+    assert schatten_norm(torch.zeros(2, 3, 3)).tolist() == [0, 0]
+
+
+def test_many_tokens_keep_kappa_above_the_norm(randn):
+    X, Z, N = randn(1001, 3), randn(1001, 2), randn(1001, 2, 3)
+    exact, bound = top_norm(KroneckerSum(X, Z, N).dense()), kappa(X, Z, N)
+    assert exact <= bound * (1 + 1e-12)

@@ -32,6 +32,17 @@ def top_norm(M: Float[Tensor, "*b m n"]) -> Float[Tensor, "*b"]:
     return torch.linalg.eigvalsh(G)[..., -1].clamp_min(0).sqrt()
 
 
+def schatten_norm(M: Float[Tensor, "*b m n"]) -> Float[Tensor, "*b"]:
+    """Return (tr (MᵀM)⁸)^(1/16), an upper bound on ‖M‖_2 that is at most rank^(1/16) above it (1.19 at rank 16).
+
+    Three products of small matrices, a third of the time of their eigenvalues.
+    """
+    G = M.mT @ M if M.shape[-1] <= M.shape[-2] else M @ M.mT
+    trace = G.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(G.dtype).tiny)
+    G_2 = (G / trace[..., None, None]).matrix_power(2)
+    return trace.sqrt() * frobenius(G_2 @ G_2) ** 0.125
+
+
 def frobenius(M: Float[Tensor, "*b m n"]) -> Float[Tensor, "*b"]:
     """Return ‖M‖_F."""
     return M.flatten(-2).norm(dim=-1)
@@ -171,7 +182,10 @@ def lengths(X: Tensor, Z: Tensor, N: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenMatrices:
-    """The matrices N_i with what every bound asks of them: ‖N_i‖_2, their mean, and ‖N_i − mean‖_2."""
+    """The matrices N_i with what every bound asks of them: ‖N_i‖_2, their mean, and ‖N_i − mean‖_2.
+
+    Of more than `GRAM_TOKENS` matrices the norms are bounded by `schatten_norm`; bounds need no more.
+    """
 
     N: Float[Tensor, "*b L p q"]
 
@@ -182,7 +196,7 @@ class TokenMatrices:
 
     @cached_property
     def norms(self) -> Float[Tensor, "*b L"]:
-        return top_norm(self.N[..., :1, :, :]).expand(self.N.shape[:-2]) if self.constant else top_norm(self.N)
+        return top_norm(self.N[..., :1, :, :]).expand(self.N.shape[:-2]) if self.constant else self._norms_of(self.N)
 
     @cached_property
     def mean(self) -> Float[Tensor, "*b p q"]:
@@ -192,7 +206,10 @@ class TokenMatrices:
     def deviations(self) -> Float[Tensor, "*b L"]:
         if self.constant:
             return torch.zeros_like(self.norms)
-        return top_norm(self.N - self.mean[..., None, :, :])
+        return self._norms_of(self.N - self.mean[..., None, :, :])
+
+    def _norms_of(self, M: Float[Tensor, "*b L p q"]) -> Float[Tensor, "*b L"]:
+        return schatten_norm(M) if M.shape[-3] > GRAM_TOKENS else top_norm(M)
 
 
 # Beyond so many tokens their L x L Gram matrices cost more than they tell.
