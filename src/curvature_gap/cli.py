@@ -44,6 +44,8 @@ def explained(error: Exception) -> str:
         return f"the package {error.name} is not installed; pip install 'curvature-gap[pipeline]' brings all."
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{error.filename} is missing: finish the run with `snakemake --cores all`, or name another by --preset."
     return str(error)
 
 
