@@ -67,9 +67,10 @@ verify: setup ## decide every claim of the run PRESET; non-zero exit when one fa
 expected: setup ## make the finished run PRESET the committed reference
 	"$(BIN)/python" -m curvature_gap.reference $(PRESET)
 
-paper: setup ## copy the report of the run PRESET to paper/reproduction.pdf
+paper: setup ## renew paper/reproduction.pdf and paper/gallery from the run PRESET
 	$(SNAKEMAKE) --config preset=$(PRESET) -- results/$(PRESET)/report/reproduction.pdf
 	cp results/$(PRESET)/report/reproduction.pdf paper/reproduction.pdf
+	"$(BIN)/python" -m curvature_gap.gallery results/$(PRESET)/figures
 
 artifact-page: setup ## write ARTIFACT.md from claims.yaml and expected/
 	"$(BIN)/python" -m curvature_gap.artifact_page
