@@ -11,7 +11,7 @@ from curvature_gap.files import atomic_path
 
 WIDTH = 700
 """Pixels; a page on the web shows three side by side."""
-COLOURS = 128
+COLOURS = 256
 
 
 def shown_in(readme: Path) -> list[str]:
@@ -35,7 +35,7 @@ def thumbnail(figure: Path) -> bytes:
     size = (WIDTH, round(white.height * WIDTH / white.width))
     file = io.BytesIO()
     small = white.resize(size, Image.Resampling.LANCZOS)
-    small.quantize(COLOURS, method=Image.Quantize.MEDIANCUT).save(file, "PNG", optimize=True)
+    small.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
