@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help: ## list these chores
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
-	@echo "  presets: smoke (5 min), laptop (30 min, default), paper (GPU); e.g. make reproduce PRESET=smoke"
+	@echo "  presets: smoke (3 min), laptop (30 min, default), paper (GPU); e.g. make reproduce PRESET=smoke"
 
 setup: $(STAMP) ## create .venv with the locked environment (first time: about 5 minutes, 6 GB)
 
@@ -39,7 +39,7 @@ reproduce: setup ## fetch the data, run the whole artifact, say where the figure
 	@echo "Figures: results/$(PRESET)/figures   tables: results/$(PRESET)/tables"
 	@echo "Report: results/$(PRESET)/report/reproduction.pdf   page with all figures: results/$(PRESET)/report.html"
 
-test: setup ## unit tests, then a smoke run of the real workflow (about 12 minutes)
+test: setup ## unit tests, then a smoke run of the real workflow (about 7 minutes)
 	"$(BIN)/python" -m pytest -n 2 -m "not slow and not smoke and not slurm" -q
 	"$(BIN)/python" -m pytest -m "smoke and not slow" -q
 

@@ -33,6 +33,12 @@ def can_leave_the_network() -> bool:
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
+def own_environment(root: Path) -> tuple[str, ...]:
+    """Give a clone the environment under its own path, as `make setup` does; return the command of its Snakemake."""
+    (root / ".venv").symlink_to(sys.prefix, target_is_directory=True)
+    return str(root / ".venv" / "bin" / "python"), "-m", "snakemake"
+
+
 @dataclass
 class Clone:
     """A clone in which Snakemake can be run."""
@@ -42,9 +48,10 @@ class Clone:
     log: str = ""
     options: tuple[str, ...] = ("--config", "preset=smoke", "--cores", "2")  # targets may follow
     environment: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = (SNAKEMAKE,)
 
     def command(self, *arguments: str) -> list[str]:
-        command = [SNAKEMAKE, *self.options]
+        command = [*self.program, *self.options]
         if self.offline:
             # papermill talks to its kernels over loopback, which a new namespace starts without.
             command = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]

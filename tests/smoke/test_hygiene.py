@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clones import SNAKEMAKE, Clone, copy_clone
+from clones import SNAKEMAKE, Clone, copy_clone, own_environment
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -86,7 +86,8 @@ def test_as_another_user_with_a_closed_umask_and_an_unknown_locale(usual, public
 
 
 def test_in_a_path_that_a_shell_would_read_otherwise(usual, tmp_path):
-    clone = Clone(copy_clone(tmp_path / "it's; touch injected; $(touch injected) & a clone"))
+    root = copy_clone(tmp_path / "it's; touch injected; $(touch injected) & a clone")
+    clone = Clone(root, program=own_environment(root))
     clone.snakemake("--", *TARGETS)
     assert digests(clone.root) == usual
     assert list(tmp_path.rglob("injected")) == []

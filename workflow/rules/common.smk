@@ -1,10 +1,12 @@
 """Settings, device and helpers that every rule file uses. No rule stands here."""
 
 import hashlib
+import shlex
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.script import PythonScript
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 ROOT = Path(workflow.basedir)
@@ -17,6 +19,21 @@ from curvature_gap.settings import SettingsError, load_settings
 # one that plans.
 ON_THIS_MACHINE = workflow.resource_settings.nodes is None
 IS_MAIN = workflow.exec_mode == ExecMode.DEFAULT
+
+
+def quote_interpreter():
+    """Let scripts run where the environment's path has a space or a quote: Snakemake puts it bare into a shell command."""
+    execute = PythonScript._execute_cmd
+
+    def quoted(self, command, **values):
+        if values.get("py_exec") == sys.executable:
+            values["py_exec"] = shlex.quote(sys.executable)
+        return execute(self, command, **values)
+
+    PythonScript._execute_cmd = quoted
+
+
+quote_interpreter()
 
 try:
     SETTINGS = load_settings(config, ROOT / "workflow/schemas/config.schema.yaml")
